@@ -45,8 +45,9 @@ from agac.spec.rules import ReplyForm
 from agac.spec.templates import Syntax
 from agac.store import runs
 from agac.store.db import Database, write
-from agac.store.records import NewRow, WriteBatch
+from agac.store.records import NewRow
 from agac.store.rows import ExportRow, State
+from agac.store.write_batch import WriteBatch
 
 STDOUT = "-"  # standard output, as an OUTPUT
 
@@ -516,11 +517,13 @@ class EndedRows:
         """Tells or writes the rows that have ended, those too of which the input made none."""
         if self._grows is None and self._tell is None:
             return
-        unusable = [new for new in (*batch.inserts, *batch.changes) if new.state is State.FAILED]
+        unusable = [
+            new for new in (*batch.rows.inserts, *batch.rows.changes) if new.state is State.FAILED
+        ]
         rows = [_row(new, new.state, new.row.error, None) for new in unusable]
         rows += [
             _row(end.new, end.state, end.error, end.result.value if end.result else None)
-            for end in batch.ends
+            for end in batch.rows.ends
         ]
         rows = [row for row in rows if row.state != State.DONE or row.value]
         rows = await self._with_sources(rows) if self.sources and rows else rows

@@ -37,9 +37,9 @@ from agac.spec.loader import BuiltWorkflow
 from agac.spec.paths import project_root
 from agac.store import runs
 from agac.store.db import Database
-from agac.store.records import WriteBatch
 from agac.store.rows import EXPORT_RANGE as PAGE
 from agac.store.rows import ExportRow, State, row_usages, rows_of_results, rows_sources
+from agac.store.write_batch import WriteBatch
 
 Inputs = (
     GivenRows
@@ -149,8 +149,9 @@ class BuiltTask(BuiltWorkflow):
 
     async def committed(self, batch: WriteBatch) -> None:
         """Notes the rows that have ended."""
-        self._note(new.key for new in (*batch.inserts, *batch.changes) if new.state is State.FAILED)
-        self._note(end.new.key for end in batch.ends)
+        rows = (*batch.rows.inserts, *batch.rows.changes)
+        self._note(new.key for new in rows if new.state is State.FAILED)
+        self._note(end.new.key for end in batch.rows.ends)
 
     def _note(self, keys: Iterable[int]) -> None:
         """Adds rows to `settled`, each once."""

@@ -48,7 +48,7 @@ class Heartbeat:
             now = self._context.work.clocks.wall()
             samples = [one for name, lane in self.lanes.items() if (one := lane.sample(name, now))]
             if samples:
-                self._context.ledger.batch.lanes += samples
+                self._context.ledger.batch.counts.lanes += samples
             await self.obey()
 
     async def obey(self) -> None:

@@ -19,8 +19,8 @@ from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.provider import Provider
 from agac.store.batches import BatchRecord
 from agac.store.db import Database
-from agac.store.records import WriteBatch
 from agac.store.rows import RowChoice
+from agac.store.write_batch import WriteBatch
 
 if TYPE_CHECKING:
     from agac.data.remote import RemoteContents

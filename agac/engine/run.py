@@ -47,8 +47,8 @@ from agac.store.db import Database, write
 from agac.store.decisions import DISCARD, open_reviews
 from agac.store.derived_row_writer import DerivedRowWriter
 from agac.store.lease import Lease, lease_held
-from agac.store.records import WriteBatch
 from agac.store.rows import State, made_counts, newest_result
+from agac.store.write_batch import WriteBatch
 from agac.store.writer import Ledger
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ async def _after_commit(work: Work, uncommitted: CallLimit, batch: WriteBatch) -
     """Shows the watcher what was committed, then lets as many new calls in as became durable."""
     if work.watcher is not None:
         await work.watcher.committed(batch)
-    uncommitted.leave(batch.calls)
+    uncommitted.leave(batch.calls.count)
 
 
 async def _find_run(database: Database, work: Work, invocation: Invocation) -> None:

@@ -30,9 +30,9 @@ from agac.store.records import (
     Result,
     RowEnd,
     TaskEnd,
-    WriteBatch,
 )
 from agac.store.rows import OUTCOME_OF, WALKED, PriorTask, State, StoredRow
+from agac.store.write_batch import WriteBatch
 from agac.store.writer import Ledger
 
 
@@ -44,7 +44,7 @@ def record_call(
     the price is not known."""
     if call.body is not None and (keep_all or call.error or call.mended):
         call = call._replace(reply=stored_reply(call.body))
-    write.attempts.append((row, call))
+    write.calls.attempts.append((row, call))
     spent = 0.0 if is_free(call) else call.cost
     error = call.error.type.value if call.error else ""
     delta = write.tally(
@@ -157,7 +157,7 @@ class Settler:
             )
             for measure, seconds in took:
                 if seconds is not None:
-                    batch.timings[stage.name, measure, bucket_of(seconds)] += 1
+                    batch.counts.timings[stage.name, measure, bucket_of(seconds)] += 1
         self._ledger.count_call()
         self._totals.count_call(call, cost, stage)
 
@@ -246,7 +246,7 @@ class Settler:
         about."""
         batch = self._ledger.batch
         if voted is None and not result.id:
-            batch.results.append(result)
+            batch.tasks.results.append(result)
         if not isinstance(voted, Reviewed):
             count_way(batch, stage, result)
 
@@ -333,7 +333,7 @@ class Settler:
 
     def _add(self, row: ActiveRow, end: TaskEnd) -> None:
         """Adds the end of a task to the next commit, and to the row's trace."""
-        self._ledger.batch.tasks.append(end)
+        self._ledger.batch.tasks.ends.append(end)
         if row.notes is not None:
             row.notes.ends.append(end)
 
@@ -341,7 +341,7 @@ class Settler:
         """Forgets the answers of replicas to an earlier content of the row, since the stage is not
         asked this time."""
         if stage.replicas > 1:
-            self._ledger.batch.forgotten.append((row.new.key, stage.index, 1))
+            self._ledger.batch.tasks.forgotten.append((row.new.key, stage.index, 1))
 
     def row_ended(
         self,
@@ -361,10 +361,10 @@ class Settler:
         self._earlier_ends.pop(row.new.key, None)
         if settled is not None:  # an earlier content of the row may have reached other stages
             left = {index: prior for index, prior in row.prior.items() if index not in settled}
-            batch.forgotten += [(row.new.key, index, 0) for index in left]
+            batch.tasks.forgotten += [(row.new.key, index, 0) for index in left]
             self.count_tasks(left, -1)
         stage, error = failed or (None, None)
-        batch.ends.append(RowEnd(row.new, state, result, stage.name if stage else None, error))
+        batch.rows.ends.append(RowEnd(row.new, state, result, stage.name if stage else None, error))
         if not (row.made or row.part):  # the store counts those
             self.count_row(state, 1, error.type if error else None)
             self._totals.rows.count(state, 1)
@@ -382,7 +382,7 @@ class Settler:
         came or went. It keeps its result."""
         if old == state:
             return
-        self._ledger.batch.ends.append(
+        self._ledger.batch.rows.ends.append(
             RowEnd(row.new, state, Result(b"", "", id=result_id or 0), None, None)
         )
         if not row.made:
@@ -397,7 +397,7 @@ class Settler:
         Tasks that wait for their user, and those at stages that could not be asked, are left."""
         for (stage, replica, _), ready in row.ready.items():
             if ready.then_do != "run" and stage not in row.held:
-                self._ledger.batch.used.append((row.new, stage, replica))
+                self._ledger.batch.batched.used.append((row.new, stage, replica))
 
     def row_parked(self, row: ActiveRow, stage: AnyStage) -> None:
         """Counts a row that stays open, since it waits for a stage that is not asked in this
@@ -421,7 +421,7 @@ class Settler:
         """Gives rows that were reopened, and of which nothing new is known, their earlier outcome
         back, since the run stopped."""
         for end in self._earlier_ends.values():
-            self._ledger.batch.ends.append(end)
+            self._ledger.batch.rows.ends.append(end)
             self.count_row(end.state, 1, end.error.type if end.error else None)
         self._earlier_ends.clear()
 

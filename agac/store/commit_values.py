@@ -10,7 +10,7 @@ from typing import Any
 from agac.core.errors import RowError
 from agac.core.types import Outcome
 from agac.store import records
-from agac.store.records import CounterDelta, WriteBatch
+from agac.store.write_batch import CounterDelta, WriteBatch
 
 Statement = tuple[str, list[Any]]
 """A statement's name, and the values of each time it is run."""
@@ -41,7 +41,7 @@ def row_statements(batch: WriteBatch, run: int, event: int) -> Iterator[Statemen
             *error_values(new.row.error),
             event,
         )
-        for new in batch.inserts
+        for new in batch.rows.inserts
     ]
     yield "row_insert", inserts
     changes = [
@@ -54,11 +54,11 @@ def row_statements(batch: WriteBatch, run: int, event: int) -> Iterator[Statemen
             event,
             changed.key,
         )
-        for changed in batch.changes
+        for changed in batch.rows.changes
     ]
     yield "row_change", changes
-    yield "row_place", [(ordinal, event, key) for ordinal, key in batch.places]
-    yield "row_leave", [(key,) for key in batch.leaving]
+    yield "row_place", [(ordinal, event, key) for ordinal, key in batch.rows.places]
+    yield "row_leave", [(key,) for key in batch.rows.leaving]
 
 
 def call_values(
@@ -116,10 +116,10 @@ def conversation_statements(batch: WriteBatch, workflow: str, event: int) -> Ite
             turn.reply,
             turn.ended,
         )
-        for turn in batch.turns
+        for turn in batch.calls.turns
     ]
     yield "turn_put", turns
-    yield "turn_ended", [(*end, workflow) for end in batch.turn_ends]
+    yield "turn_ended", [(*end, workflow) for end in batch.calls.turn_ends]
     calls = [
         (
             workflow,
@@ -138,16 +138,16 @@ def conversation_statements(batch: WriteBatch, workflow: str, event: int) -> Ite
             call.started_at,
             call.duration,
         )
-        for call in batch.tool_calls
+        for call in batch.calls.tool_calls
     ]
     yield "tool_call_put", calls
 
 
 def end_statements(batch: WriteBatch) -> Iterator[Statement]:
     """Yields the statements about tasks and rows that ended, and tasks that are forgotten."""
-    yield "task_put", [_task_values(task) for task in batch.tasks]
-    yield "task_forget", batch.forgotten
-    yield "row_settle", [_row_end_values(end) for end in batch.ends]
+    yield "task_put", [_task_values(task) for task in batch.tasks.ends]
+    yield "task_forget", batch.tasks.forgotten
+    yield "row_settle", [_row_end_values(end) for end in batch.rows.ends]
 
 
 def _task_values(task: records.TaskEnd) -> tuple[Any, ...]:
@@ -176,7 +176,7 @@ def _row_end_values(end: records.RowEnd) -> tuple[Any, ...]:
 
 def batch_task_statements(batch: WriteBatch, run: int) -> Iterator[Statement]:
     """Yields the statements about tasks in a provider's batches."""
-    yield "task_used", [(new.key, stage, replica) for new, stage, replica in batch.used]
+    yield "task_used", [(new.key, stage, replica) for new, stage, replica in batch.batched.used]
     enrolled = [
         (
             run,
@@ -190,14 +190,15 @@ def batch_task_statements(batch: WriteBatch, run: int) -> Iterator[Statement]:
             task.position,
             task.repairs,
         )
-        for task in batch.enrolled
+        for task in batch.batched.enrolled
     ]
     yield "task_enrol", enrolled
     waiting = [
-        (run, task.new.key, task.stage, task.replica, task.fingerprint) for task in batch.waiting
+        (run, task.new.key, task.stage, task.replica, task.fingerprint)
+        for task in batch.batched.waiting
     ]
     yield "task_wait", waiting
-    yield "task_ended", [ended_task(task) for task in batch.ended]
+    yield "task_ended", [ended_task(task) for task in batch.batched.ended]
 
 
 def ended_task(ended: records.EndedTask) -> dict[str, Any]:
@@ -213,8 +214,8 @@ def ended_task(ended: records.EndedTask) -> dict[str, Any]:
 
 def review_statements(batch: WriteBatch, run: int) -> Iterator[Statement]:
     """Yields the statements about reviews and decisions."""
-    yield "review_stale", batch.reviewed
-    yield "review_left", [(key,) for key in (*batch.leaving, *batch.gone)]
+    yield "review_stale", batch.reviews.sent
+    yield "review_left", [(key,) for key in (*batch.rows.leaving, *batch.derived.gone)]
     opened = [
         (
             review.key,
@@ -233,32 +234,35 @@ def review_statements(batch: WriteBatch, run: int) -> Iterator[Statement]:
             is_alone,
             review.at,
         )
-        for review, is_alone in batch.reviews
+        for review, is_alone in batch.reviews.opened
     ]
     yield "review_put", opened
-    ended = [(end.key, run, end.new.key, end.last, end.state) for end in batch.review_ends]
+    ended = [(end.key, run, end.new.key, end.last, end.state) for end in batch.reviews.ended]
     yield "review_done", ended
     # the second field is the id, which the table gives to it
-    yield "decision_put", [(decision.key, *decision[2:]) for decision in batch.decisions]
+    yield "decision_put", [(decision.key, *decision[2:]) for decision in batch.reviews.decisions]
 
 
 def counter_statements(batch: WriteBatch, run: int, minute: int) -> Iterator[Statement]:
     """Yields the statements about the counts of a run, and of the minute (since 1970)."""
-    yield "counter_add", [(run, *key, *tally.values()) for key, tally in batch.tallies.items()]
-    yield "timing_add", [(run, *key, count) for key, count in batch.timings.items()]
+    yield (
+        "counter_add",
+        [(run, *key, *tally.values()) for key, tally in batch.counts.tallies.items()],
+    )
+    yield "timing_add", [(run, *key, count) for key, count in batch.counts.timings.items()]
     yield "minute_add", [(run, minute, *key, *counts) for key, counts in _minute_counts(batch)]
     times: Counter[tuple[str, int]] = Counter()
-    for (stage, measure, bucket), count in batch.timings.items():
+    for (stage, measure, bucket), count in batch.counts.timings.items():
         if measure == "duration":
             times[stage, bucket // MINUTE_BUCKETS] += count
     yield "minute_timing_add", [(run, minute, *key, count) for key, count in times.items()]
-    yield "lane_sampled", [(run, *sample) for sample in batch.lanes]
+    yield "lane_sampled", [(run, *sample) for sample in batch.counts.lanes]
 
 
 def _minute_counts(batch: WriteBatch) -> list[tuple[tuple[str, str], list[float]]]:
     """Sums the tallies of a commit by stage and model, in the columns of a minute's line."""
     counts: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0] * MINUTE_COLUMNS)
-    for (stage, outcome, error, model), delta in batch.tallies.items():
+    for (stage, outcome, error, model), delta in batch.counts.tallies.items():
         if outcome == "call":
             columns = counts[stage, model]
             for column, value in enumerate(_call_counts(error, delta), len(_OUTCOME_COLUMNS)):
@@ -286,15 +290,15 @@ def _call_counts(error: str, delta: CounterDelta) -> tuple[float, ...]:
 def changes_rows(batch: WriteBatch) -> bool:
     """True if the commit changes rows, so that earlier outputs of the run are out of date."""
     changes = (
-        batch.ends,
-        batch.inserts,
-        batch.changes,
-        batch.places,
-        batch.leaving,
-        batch.children,
-        batch.gone,
-        batch.distant,
-        batch.reopened,
+        batch.rows.ends,
+        batch.rows.inserts,
+        batch.rows.changes,
+        batch.rows.places,
+        batch.rows.leaving,
+        batch.derived.children,
+        batch.derived.gone,
+        batch.derived.distant,
+        batch.derived.reopened,
     )
     return any(changes)
 

@@ -13,8 +13,8 @@ from agac.core.keys import shard_of
 from agac.core.types import RowId, Shard
 from agac.store import db, records
 from agac.store.db import sql
-from agac.store.records import WriteBatch
 from agac.store.rows import AWAY, State
+from agac.store.write_batch import WriteBatch
 
 MAX_CACHED_GROUPS = 100_000
 """Group keys kept in memory. Beyond that the cache is emptied, and keys are read again."""
@@ -92,19 +92,21 @@ class DerivedRowWriter:
         self._opened.clear()
         if len(self._group_keys) > MAX_CACHED_GROUPS:
             self._group_keys.clear()
-        failed = [change.key for change in batch.changes if change.state is not State.PENDING]
-        self._drop(batch.gone)
-        self._make_nothing_of([*batch.leaving, *failed])
-        for making in batch.makings:
+        failed = [change.key for change in batch.rows.changes if change.state is not State.PENDING]
+        self._drop(batch.derived.gone)
+        self._make_nothing_of([*batch.rows.leaving, *failed])
+        for making in batch.derived.makings:
             self._replace(making)
-        for made in batch.children:
+        for made in batch.derived.children:
             self._put_children(made.row_key, made.origin, made.children)
-        for distant in batch.distant:
+        for distant in batch.derived.distant:
             self._put_distant(distant)
-        writer.executemany(sql("part_put"), [self._part_values(part) for part in batch.parts])
-        for group in batch.cut:
+        writer.executemany(
+            sql("part_put"), [self._part_values(part) for part in batch.derived.parts]
+        )
+        for group in batch.derived.cut:
             self._drop_stale_parts(group)
-        reopened = [*batch.reopened, *self._opened]
+        reopened = [*batch.derived.reopened, *self._opened]
         writer.executemany(sql("made_open"), [(self._event, key) for key in reopened])
         writer.executemany(sql("reviews_outdated"), [(key,) for key in self._opened])
 

@@ -34,9 +34,10 @@ from agac.store.db import (
 from agac.store.derived_row_writer import counted_tasks
 from agac.store.history import RunLine, run_lines
 from agac.store.lease import BEAT_SECONDS, Lease, is_dead, lease_held
-from agac.store.records import PRESENT, CounterDelta, CounterKey
+from agac.store.records import PRESENT, CounterKey
 from agac.store.rows import OUTCOME_OF, State
 from agac.store.runs import definition_of
+from agac.store.write_batch import CounterDelta
 
 # A run is dropped row by row, in short transactions, each row with all that was made of it and with
 # its roll-ups: half of it is a run with fewer rows and groups with fewer members, which `agac run`

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from agac.store.db import Database, Reads, by, first, reads, select
-from agac.store.records import CounterDelta
+from agac.store.write_batch import CounterDelta
 
 KILLED = 137  # the exit code that is noted for an invocation that could not say one: 128 + SIGKILL
 

@@ -30,7 +30,7 @@ from agac.store.commit_values import (
 from agac.store.db import Database, change, first, select, sql
 from agac.store.derived_row_writer import DerivedRowWriter, last_number
 from agac.store.lease import BEAT_SECONDS, Lease, is_alive, shown
-from agac.store.records import WriteBatch
+from agac.store.write_batch import WriteBatch
 
 T = TypeVar("T")
 
@@ -157,8 +157,8 @@ class Ledger:
     def count_call(self) -> None:
         """Counts a call that waits to be durable. Once `urge` calls wait, the next commit begins at
         once."""
-        self.batch.calls += 1
-        if self._batch.calls >= self._urge:
+        self.batch.calls.count += 1
+        if self._batch.calls.count >= self._urge:
             self._hurry.set()
 
     async def durable(self) -> None:
@@ -280,16 +280,16 @@ class Ledger:
         after those before it ran, since some read what was written."""
         _number_new_lines(batch, writer)
         yield from row_statements(batch, run, event)
-        yield "result_insert", [self._result_values(r, writer) for r in batch.results]
+        yield "result_insert", [self._result_values(r, writer) for r in batch.tasks.results]
         calls = [
             call_values(new, call, event, self._endpoint_id(call.endpoint, writer))
-            for new, call in batch.attempts
+            for new, call in batch.calls.attempts
         ]
         yield "attempt_insert", calls
         yield "key_accept", batch.accepted
-        yield "chunk_call_put", [(event, run, *c[:4], c[4].key, *c[5:]) for c in batch.given]
+        yield "chunk_call_put", [(event, run, *c[:4], c[4].key, *c[5:]) for c in batch.calls.given]
         # this includes the call of a worker that was lost before the call's line was stored
-        yield "chunk_call_end", batch.answered
+        yield "chunk_call_end", batch.calls.answered
         yield from conversation_statements(batch, self._lease.workflow, event)
         yield from end_statements(batch)
         if self._descent is not None:
@@ -334,11 +334,13 @@ class Ledger:
 
 def _number_new_lines(batch: WriteBatch, writer: sqlite3.Connection) -> None:
     """Gives new rows and new results their keys."""
-    if batch.inserts:
-        for key, new in enumerate(batch.inserts, last_number(writer, "row_key_max") + 1):
+    if batch.rows.inserts:
+        for key, new in enumerate(batch.rows.inserts, last_number(writer, "row_key_max") + 1):
             new.key = key
-    if batch.results:
-        for number, result in enumerate(batch.results, last_number(writer, "result_id_max") + 1):
+    if batch.tasks.results:
+        for number, result in enumerate(
+            batch.tasks.results, last_number(writer, "result_id_max") + 1
+        ):
             result.id = number
 
 

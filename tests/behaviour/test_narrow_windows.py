@@ -36,7 +36,7 @@ def test_rows_that_a_commit_is_just_placing_have_not_left(project: ProjectFolder
         return found
 
     def slow_write(self: Ledger, batch: Any, *rest: Any) -> None:
-        if batch.places and looked["times"] == 2:
+        if batch.rows.places and looked["times"] == 2:
             time.sleep(0.6)
         write(self, batch, *rest)
 

@@ -7,7 +7,7 @@ nothing is waited for but the call itself."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -134,69 +134,87 @@ class Agents:
         """Gets the answer at the end of a conversation: of one that is stored and not at its end,
         or of a new one."""
         models = self._caller.connections[attempts.connection.stage.index]
-        attempts.position = await self._found(attempts, models)
+        attempts.position = await self._find_stored(attempts, models)
         attempts.connection = models[attempts.position]
         await self._count_earlier(attempts)
         return await self._caller.ask_in_turn(attempts, self._ask_model)
 
     async def _count_earlier(self, attempts: TaskAttempts) -> None:
         """Counts the turns and the calls of tools that the row made in earlier invocations."""
-        active = attempts.row
-        own = attempts.fingerprint
         if self._budget.turns is None and self._budget.tool_calls is None:
             return
-        index, (_, calls) = attempts.stage.index, self._stored.get(own, ((), ()))
-        stages = active.settled.union([index] if own in self._stored else ()) - active.counted
-        active.counted |= stages | {index}
-        for stage, turns, made in await turns_used(self._database, active.new.key, own):
-            active.turns += turns * (stage in stages)
-            active.tool_calls += made * (stage in stages)
-        active.tool_calls = max(active.tool_calls, sum(call.state != "refused" for call in calls))
+        active = attempts.row
+        used = active.used
+        fingerprint = attempts.fingerprint
+        index = attempts.stage.index
+        _, calls = self._stored.get(fingerprint, ((), ()))
+        stages = set(active.settled)
+        if fingerprint in self._stored:
+            stages.add(index)
+        stages -= used.counted
+        used.counted |= stages | {index}
+        for stage, turns, tool_calls in await turns_used(
+            self._database, active.new.key, fingerprint
+        ):
+            if stage in stages:
+                used.turns += turns
+                used.tool_calls += tool_calls
+        made = sum(call.state != "refused" for call in calls)
+        used.tool_calls = max(used.tool_calls, made)
 
-    async def _found(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
-        """Looks for the stored conversation that goes on: the position of its model."""
-        own = attempts.fingerprint
-        index = attempts.connection.stage.index
-        turns = await newest_turns(self._database, own, self._workflow)
+    async def _find_stored(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
+        """Looks for a stored conversation that can be continued, and remembers it. Returns the
+        position of its model, or that of the model to ask first."""
+        fingerprint = attempts.fingerprint
+        turns = await newest_turns(self._database, fingerprint, self._workflow)
         if not turns:
             return attempts.position
         first = turns[0]
         last = turns[-1]
         attempts.talk.turns = last.number
-        active = attempts.row
-        stage = attempts.stage
-        old = stage.max_age is not None and first.at < self._clocks.wall() - stage.max_age
-        again = first.at < active.takes_since(stage.index, self._since)
-        if again or last.ended == "lost" or (old and last.ended == "done"):
+        is_old = self._is_too_old(attempts, first)
+        if last.ended == "lost" or (is_old and last.ended == "done"):
             return attempts.position
-        calls = await calls_since(self._database, own, self._workflow, first.number)
-        forgotten = False
-        for call in calls:
-            found = self.calls.pool.check(index, call.name, call.arguments)
-            if call.state == "refused" or isinstance(found, str):
-                continue
-            forgotten |= (
-                last.ended != "done"
-                and self.calls.choice != "skip"
-                and self.calls.pool.remembers(index, found[0])
-            )
-            if self.calls.changes(attempts.connection.stage, found[0]):
-                attempts.talk.changed = shown([ToolCall("", call.name, call.arguments)])
+        if first.at < attempts.row.takes_since(attempts.stage.index, self._since):
+            return attempts.position
+        calls = await calls_since(self._database, fingerprint, self._workflow, first.number)
+        lost_memory = self._note_changes(attempts, calls) and last.ended != "done"
         lanes = [connection.model.lane for connection in models]
-        # of which a part was dropped
-        broken = last.ended == "failed" or first.number != first.conversation
-        if broken or old or forgotten or first.model not in lanes[attempts.position :]:
+        # a part of it was dropped
+        is_broken = last.ended == "failed" or first.number != first.conversation
+        if is_broken or is_old or lost_memory or first.model not in lanes[attempts.position :]:
             return attempts.position
-        self._stored[own] = turns, calls
+        self._stored[fingerprint] = turns, calls
         return lanes.index(first.model, attempts.position)
 
+    def _is_too_old(self, attempts: TaskAttempts, first: StoredTurn) -> bool:
+        """True if a conversation began before the stage's `max_age`."""
+        max_age = attempts.stage.max_age
+        return max_age is not None and first.at < self._clocks.wall() - max_age
+
+    def _note_changes(self, attempts: TaskAttempts, calls: Iterable[StoredCall]) -> bool:
+        """Notes the last of these calls that changed something. True if one was made by a tool
+        with a memory, which is lost with the process."""
+        stage = attempts.connection.stage
+        lost_memory = False
+        for call in calls:
+            checked = self.calls.pool.check(stage.index, call.name, call.arguments)
+            if call.state == "refused" or isinstance(checked, str):
+                continue
+            tool, _ = checked
+            if self.calls.choice != "skip" and self.calls.pool.remembers(stage.index, tool):
+                lost_memory = True
+            if self.calls.changes(stage, tool):
+                attempts.talk.changed = shown([ToolCall("", call.name, call.arguments)])
+        return lost_memory
+
     async def _ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
-        """One model's answer, at the end of a conversation."""
+        """Gets one model's answer, at the end of a conversation."""
         opening = request_for_model(
             attempts.connection.model, request, attempts.position, attempts.replica
         )
-        known = self._stored.pop(attempts.fingerprint, None)
-        if known is None and attempts.talk.changed:
+        stored = self._stored.pop(attempts.fingerprint, None)
+        if stored is None and attempts.talk.changed:
             if self.calls.choice != "repeat":
                 what = (
                     f"{attempts.talk.changed} was called in a conversation without an answer; a "
@@ -207,27 +225,34 @@ class Agents:
         answer: Answer | RowError | None = None
         for tried in range(MOST_ANEW + 1):
             talk = TaskConversation(attempts, opening, attempts.talk.turns + 1)
-            if known is not None:
-                talk.first = known[0][0].number
-                talk.replay(*known)
-                known = None
-            self._open[attempts.fingerprint] = talk
-            try:
-                answer = await self._to_the_end(talk)
-            except BeginAnew as lost:
-                answer = self._lost(talk, lost.error, tried)
-            except (RowDeadlineExceeded, RowBudgetExceeded, CapReached, BlockedByBatches):
-                await self.durable()
-                raise
-            finally:
-                del self._open[attempts.fingerprint]
-                await self.calls.pool.end(attempts.fingerprint)
+            if stored is not None:
+                turns, calls = stored
+                talk.first = turns[0].number
+                talk.replay(turns, calls)
+                stored = None
+            answer = await self._talk(talk, tried)
             if answer is not None:
                 break
         assert answer is not None
         if isinstance(answer, RowError):  # an equal task may be next, and goes by what is stored
             await self.durable()
         return answer
+
+    async def _talk(self, talk: TaskConversation, tried: int) -> Answer | RowError | None:
+        """Leads a conversation to its end. None: its server lost the session, and it begins
+        again."""
+        fingerprint = talk.attempts.fingerprint
+        self._open[fingerprint] = talk
+        try:
+            return await self._to_the_end(talk)
+        except BeginAnew as lost:
+            return self._lost(talk, lost.error, tried)
+        except (RowDeadlineExceeded, RowBudgetExceeded, CapReached, BlockedByBatches):
+            await self.durable()
+            raise
+        finally:
+            del self._open[fingerprint]
+            await self.calls.pool.end(fingerprint)
 
     async def run_child(
         self, tool: ToolSpec, arguments: Mapping[str, JSONValue], scope: CallScope, intent: Intent
@@ -299,7 +324,9 @@ class Agents:
             return self.calls.undecided(
                 attempts, what, "--repeat-calls begins one, --skip-calls goes on with a new session"
             )
-        self._ledger.batch.turn_ends.append(("lost", attempts.fingerprint, talk.turns[-1].number))
+        self._ledger.batch.calls.turn_ends.append(
+            ("lost", attempts.fingerprint, talk.turns[-1].number)
+        )
         attempts.talk.changed = ""
         return error if tried == MOST_ANEW else None
 
@@ -354,14 +381,14 @@ class Agents:
         most = self._budget.turns
         active = talk.attempts.row
         if most is not None:
-            left = most - max(active.turns, len(talk.turns))
+            left = most - max(active.used.turns, len(talk.turns))
             used = f"row_budget: the {most} turns of the row"
             if left <= 0:
                 message = f"{used} are used up; raise row_budget.turns"
                 return RowError(ErrorType.BUDGET_EXCEEDED, message)
             if left == 1 and not talk.bound:
                 talk.bound = used
-        active.turns += 1
+        active.used.turns += 1
         return None
 
     def _keep_turn(self, talk: TaskConversation, end: End | None) -> None:
@@ -386,7 +413,7 @@ class Agents:
             ended=how_ended(end),
         )
         batch = self._ledger.batch
-        batch.turns.append(turn)
+        batch.calls.turns.append(turn)
         is_first = len(talk.turns) == 1
         batch.tally((stage.name, TURN, FIRST if is_first else "", child)).tasks += 1
 
@@ -416,7 +443,7 @@ class Agents:
         did."""
         how = how_ended(end)
         if how is not None:
-            self._ledger.batch.turn_ends.append(
+            self._ledger.batch.calls.turn_ends.append(
                 (how, talk.attempts.fingerprint, talk.turns[-1].number)
             )
 

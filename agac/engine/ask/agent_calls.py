@@ -191,10 +191,10 @@ class ToolCalls:
         if open_call is None:  # else it was counted when it was begun
             active = talk.attempts.row
             most = self._budget.tool_calls
-            if most is not None and active.tool_calls >= most:
+            if most is not None and active.used.tool_calls >= most:
                 talk.bound = f"row_budget: the {most} calls of tools of the row"
                 return self.keep(talk, turn, place, "refused", NOT_MADE)
-            active.tool_calls += 1
+            active.used.tool_calls += 1
         tool, arguments = checked
         once = not self.pool.is_repeatable(index, tool)
         changes = self.changes(talk.stage, tool)
@@ -312,7 +312,7 @@ class ToolCalls:
             at,
             took,
         )
-        batch.tool_calls.append(record)
+        batch.calls.tool_calls.append(record)
         if active.notes is not None:
             active.notes.tools[own] = record
         if text is not None:

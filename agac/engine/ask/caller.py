@@ -262,7 +262,7 @@ class Caller:
             self._jitter(),
             stage.retries,
             has_alternative=attempts.position + 1 < len(stage.models),
-            waited=attempts.row.waited,
+            waited=attempts.row.used.waited,
         )
         match decision:
             case FailTask():
@@ -334,9 +334,9 @@ class Caller:
         """Reserves the most that a call can cost. Raises RunStopped, RowBudgetExceeded and
         RowDeadlineExceeded."""
         row = attempts.row
-        if row.budget is None:
-            row.budget = budgets.row_balance()
-        reserved = budgets.reserve(attempts.stage.name, row.budget, worst)
+        if row.used.budget is None:
+            row.used.budget = budgets.row_balance()
+        reserved = budgets.reserve(attempts.stage.name, row.used.budget, worst)
         attempts.reservation = await row.deadline.wait(reserved)
 
     def _release(self, reservation: Reservation | None, spent: Amount) -> None:
@@ -376,7 +376,7 @@ class Caller:
             _log.warning("%s: %s; retrying in %.0f s", name, message, delay, extra=about)
         if not attempts.row.deadline.outlasts(delay):
             raise RowDeadlineExceeded
-        attempts.row.waited += delay
+        attempts.row.used.waited += delay
         await self._stop_signal.sleep(delay)
 
     def _about(self, attempts: TaskAttempts, **more: JSONValue) -> dict[str, Any]:
@@ -402,7 +402,7 @@ class Caller:
         elif worth is not None and worth.mended:
             call = call._replace(mended=True)
         if attempts.given is not None:
-            self._ledger.batch.answered.append(attempts.given)
+            self._ledger.batch.calls.answered.append(attempts.given)
             attempts.given = None
         if self._budgets is not None and attempts.reservation is not None:
             real, unconfirmed = limits.counted(call, attempts.reservation.worst)

@@ -262,29 +262,29 @@ class Reviews:
             redo_key = review_key(own.workflow, source, row_id, row.judged[source][0], REDO)
         decided = counting(known[0] if known else (), since)
         if self._discards is not None and any(one.at < self._discards for one in decided):
-            batch.decisions.append(own.entry(task, row_id, DISCARD, self._discards, "api"))
+            batch.reviews.decisions.append(own.entry(task, row_id, DISCARD, self._discards, "api"))
             since = self._discards
         if redo_key in self._redos.discarded:
             discarded = own.entry(task, row_id, DISCARD, self._discards or now, REDO)
-            batch.decisions.append(discarded._replace(key=redo_key, stage=source))
+            batch.reviews.decisions.append(discarded._replace(key=redo_key, stage=source))
         stood = own.standing(task, row_id, known, since=since, now=now)
         if stood.decision is not None and not stood.decision.id:
-            batch.decisions.append(stood.decision)
-        batch.reviewed.append((own.workflow, stage.name, row_id, task.fingerprint))
+            batch.reviews.decisions.append(stood.decision)
+        batch.reviews.sent.append((own.workflow, stage.name, row_id, task.fingerprint))
         verdict = own.verdict(task, stood)
         if verdict.how == REDO and verdict.by is not None:
             value = row.judged[source][1].value
             again = verdict.by._replace(key=redo_key, id=0, stage=source, value=value, source=REDO)
             self._redos.found[redo_key] = again
-            batch.decisions.append(again)
-            batch.review_ends.append(ReviewEnd(task.fingerprint, row.new, stood.last, "applied"))
+            batch.reviews.decisions.append(again)
+            batch.reviews.ended.append(ReviewEnd(task.fingerprint, row.new, stood.last, "applied"))
             self.redo = True
             return Parked.REVIEW
         if verdict.how == "waiting":
             row.reviews.append(_question(own, asked, task, stood, known, now))
             return Parked.REVIEW
         state = "stale" if verdict.how == "auto" else "applied"
-        batch.review_ends.append(ReviewEnd(task.fingerprint, row.new, stood.last, state))
+        batch.reviews.ended.append(ReviewEnd(task.fingerprint, row.new, stood.last, state))
         if verdict.how == "rejected":
             rejection = own.rejection(verdict)
             if rejection is not None:
@@ -305,7 +305,7 @@ class Reviews:
             number = (prior.result_id or 0) if known and prior else 0
             result = Result(print_, verdict.value, endpoint, by.at, id=number)
             if not number:
-                self._ledger.batch.results.append(result)
+                self._ledger.batch.tasks.results.append(result)
         assert result is not None
         same = (
             prior is not None
@@ -322,12 +322,12 @@ class Reviews:
         """The row's walk ended: what it waits for is asked, unless it left."""
         batch = self._ledger.batch
         if row.dropped:
-            batch.review_ends += [
+            batch.reviews.ended += [
                 ReviewEnd(one.key, row.new, one.last, "stale") for one in row.reviews
             ]
         else:
             alone = not (row.waits or row.held or row.failed)
-            batch.reviews += [(one, alone) for one in row.reviews]
+            batch.reviews.opened += [(one, alone) for one in row.reviews]
 
 
 def _question(

@@ -117,7 +117,7 @@ class Tasks:
             discarded = fix._replace(
                 choice=DISCARD, value=None, reason="", reviewer="", at=self._discards
             )
-            self._ledger.batch.decisions.append(discarded)
+            self._ledger.batch.reviews.decisions.append(discarded)
         if isinstance(task, Prepared) and task.replicas:
             return self._answer_of_replicas(active, stage, task)
         return self._answer_once(asked)
@@ -185,7 +185,7 @@ class Tasks:
             waiting = WaitingTask(
                 asked.row.new, asked.stage.index, asked.replica, asked.fingerprint
             )
-            self._ledger.batch.waiting.append(waiting)
+            self._ledger.batch.batched.waiting.append(waiting)
         elif isinstance(answer, RowError) and self._is_of_its_row(asked.stage, answer):
             return None
         return answer
@@ -425,7 +425,7 @@ class Tasks:
         if result is None or result.value != voted.text:
             result = Result(fingerprint, voted.text, None, self._wall(), like=like)
             self._voted[fingerprint] = result
-            self._ledger.batch.results.append(result)
+            self._ledger.batch.tasks.results.append(result)
             self._ledger.batch.on_durable.append(
                 partial(self._forget, self._voted, fingerprint, result)
             )

@@ -278,7 +278,7 @@ class Enrolment:
             wanted[live.place // 8] |= 1 << live.place % 8
         # the store leaves out a row that waits for its own task
         waiting = WaitingTask(task.row.new, task.stage.index, task.replica, task.fingerprint)
-        self._context.ledger.batch.waiting.append(waiting)
+        self._context.ledger.batch.batched.waiting.append(waiting)
         return Parked.ENROLLED
 
     async def _failure_of_replica(
@@ -434,7 +434,7 @@ class Enrolment:
             filling.spool.add(form.lines.line(name, body, form.address))
             filling.tokens += line.tokens
             filling.held = filling.held.plus(worst)
-        context.ledger.batch.enrolled.append(
+        context.ledger.batch.batched.enrolled.append(
             Enrolled(
                 task.row.new,
                 stage.index,
@@ -476,8 +476,8 @@ class Enrolment:
                 self.held_back += 1
                 return Parked.PARKED
             budget.load(filling.record.id, stage.name, line.worst)
-        if task.row.budget is not None:
-            task.row.budget.spent = task.row.budget.spent.plus(line.worst)
+        if task.row.used.budget is not None:
+            task.row.used.budget.spent = task.row.used.budget.spent.plus(line.worst)
         return filling
 
     async def _exceeds_budget(
@@ -487,9 +487,9 @@ class Enrolment:
         budget = self._context.budget
         if budget is None:
             return None
-        if row.budget is None:
-            row.budget = budget.row_balance()
-        if row.budget is not None and row.budget.would_exceed(worst):
+        if row.used.budget is None:
+            row.used.budget = budget.row_balance()
+        if row.used.budget is not None and row.used.budget.would_exceed(worst):
             return RowError(
                 ErrorType.BUDGET_EXCEEDED,
                 "row_budget: its request could cost more than the row has left",

@@ -39,9 +39,9 @@ from agac.store.records import (
     HeldAmount,
     NewRow,
     Result,
-    WriteBatch,
 )
 from agac.store.rows import LastTurn, State, earlier_results, last_turns
+from agac.store.write_batch import WriteBatch
 
 # Lines are read some hundred at a time, each chunk one commit. A task that has an end is not looked
 # at again, so what a crash interrupts is read again from the files, which are on this machine, and
@@ -191,13 +191,15 @@ async def keep_late(
     kept = 0
     for lines in _chunks([file], form.longest_line):
         await reader.lines(lines)
-        results = reader.write.results
+        results = reader.write.tasks.results
         known = await earlier_results(
             context.database, [result.fingerprint for result in results], 0.0, ""
         )
-        reader.write.results = [result for result in results if result.fingerprint not in known]
-        kept += len(reader.write.results)
-        reader.write.ended.clear()
+        reader.write.tasks.results = [
+            result for result in results if result.fingerprint not in known
+        ]
+        kept += len(reader.write.tasks.results)
+        reader.write.batched.ended.clear()
         await reader.put()
     return kept, reader.counts["done"] - kept
 
@@ -251,7 +253,7 @@ class ResultReader:
         record = self.record
         write = self.write
         self.write = WriteBatch()
-        spent = sum((call.cost or 0.0) + call.held.usd for _, call in write.attempts)
+        spent = sum((call.cost or 0.0) + call.held.usd for _, call in write.calls.attempts)
         counts = None if self.late else canonical({kind: self.counts[kind] for kind in OF_TASKS})
 
         def further(writer: sqlite3.Connection) -> None:
@@ -384,7 +386,7 @@ class ResultReader:
             how=how,
             sources=reply.sources,
         )
-        self.write.results.append(result)
+        self.write.tasks.results.append(result)
         count_way(self.write, self.form.stage, result)
         self._ended(task, None, None)
 
@@ -406,7 +408,7 @@ class ResultReader:
         last, conversation = self.turns.get(task.fingerprint, (0, 0))
         number = last + 1
         stage = self.form.stage
-        self.write.turns.append(
+        self.write.calls.turns.append(
             AgentTurn(
                 new=_row_of(task),
                 stage=stage.index,
@@ -483,7 +485,7 @@ class ResultReader:
 
     def _ended(self, task: PlacedTask, then: Then | str | None, error: RowError | None) -> None:
         """Writes the end of a task."""
-        self.write.ended.append(EndedTask(task, then, error))
+        self.write.batched.ended.append(EndedTask(task, then, error))
 
     def _keep(self, task: PlacedTask, call: Call) -> None:
         """Stores what a line cost and what it held."""

@@ -286,12 +286,12 @@ class GroupExchange:
             for members in slices(await self._read(name)):
                 for group, data, row_id, maker, size, text in members:
                     place = Membership(group, data, member_hash(row_id), size, not text)
-                    ledger.batch.distant.append(
+                    ledger.batch.derived.distant.append(
                         DistantMember(stage, number, row_id, maker, text, entry, place)
                     )
                 await ledger.durable()
         while left := await store.distant_left(database, run, stage, store.AWAY - number, entry):
-            ledger.batch.gone += left
+            ledger.batch.derived.gone += left
             await ledger.durable()
 
     async def _read(self, name: str) -> list[_Member]:

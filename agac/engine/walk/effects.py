@@ -27,7 +27,8 @@ NO_DEADLINE = RowDeadline(None, float)  # without `row_timeout` all rows share o
 Rows = list[dict[str, JSONValue]]
 
 
-ToolKey = tuple[bytes, int, int]  # of a call of a tool: its task, the turn and the place in it
+ToolKey = tuple[bytes, int, int]
+"""A call of a tool: the fingerprint of its task, the turn, and its position in the turn."""
 
 
 class TracedCall(NamedTuple):
@@ -45,17 +46,22 @@ class TracedCall(NamedTuple):
 
 @dataclass(slots=True)
 class RowNotes:
-    """What is noted of a row where traces are sent (`engine.otlp`). In seconds since 1970: when it
-    was taken up, and (`begins`) by each stage, by position. `callers` are the calls of tools that
-    asked child agents, by their tasks. `identity` is what the ids of its trace are made of."""
+    """Notes about a row for its trace (`engine.output.otlp`)."""
 
     begun: float
+    """When the row was taken up, in seconds since 1970."""
     identity: tuple[JSONValue, ...]
+    """What the ids of its trace are made of."""
     begins: dict[int, float] = field(default_factory=dict)
+    """When the row came to each stage, by position, in seconds since 1970."""
     ends: list[TaskEnd] = field(default_factory=list)
+    """How its tasks ended."""
     calls: list[TracedCall] = field(default_factory=list)
+    """Its calls of models."""
     tools: dict[ToolKey, ToolCallRecord] = field(default_factory=dict)
+    """Its calls of tools."""
     callers: dict[bytes, ToolKey] = field(default_factory=dict)
+    """The calls of tools that asked child agents, by the tasks of these."""
 
     @property
     def ids(self) -> tuple[int, int]:
@@ -66,88 +72,115 @@ class RowNotes:
 @dataclass(slots=True)
 class RowProgress:
     """A row on its way through the stages of its level: what they see of it, and what became of it
-    so far. `settled` are the positions of stages with an outcome. `reached`: a stage whose result
-    is the row's has one; `written` is the last of these. `failed` is the first stage, in the order
-    of the workflow, of those that failed. `dropped`: the row leaves. `waits`: a task of the row is
-    in a batch, so that the row stays open whatever became of other branches. `held` are stages
-    that could not be called, `reviews` what is asked of people, `judged` the results that they are
-    asked about, by stage, each with its task's fingerprint. `lists` are the rows that functions
-    gave in the place of this one, by the stages' positions; None where they are not known yet."""
+    so far. A run and a plan each add what they know of a row (`ActiveRow`, `ForecastRow`)."""
 
     new: NewRow
+    """The row as the store has it, or will have it."""
     view: RowView
+    """What stages see of it."""
     settled: set[int] = field(default_factory=set)
+    """The positions of stages with an outcome."""
     reached: bool = False
+    """True if a stage whose result is the row's has an outcome."""
     written: Result | None = None
+    """The last result of such a stage."""
     failed: tuple[AnyStage, RowError] | None = None
+    """The stage that failed, with its error; of several the first in the order of the workflow."""
     dropped: bool = False
+    """True if the row leaves."""
     parked: AnyStage | None = None
+    """A stage that has no answer in this invocation."""
     waits: bool = False
+    """True if a task of the row is in a batch: the row stays open, whatever became of other
+    branches."""
     held: frozenset[int] = frozenset()
+    """The positions of stages that may not be asked."""
     lists: dict[int, Rows | None] = field(default_factory=dict)
+    """The rows that functions gave in the place of this one, by the positions of their stages.
+    None: not known yet."""
     reviews: list[NewReview] = field(default_factory=list)
+    """The questions that people are asked about it."""
     judged: dict[str, tuple[bytes, Result]] = field(default_factory=dict)
+    """The results that people are asked about, by stage, each with the fingerprint of its task."""
 
     def fail(self, stage: AnyStage, error: RowError) -> None:
-        """One more stage failed."""
+        """Records that a stage failed."""
         self.settled.add(stage.index)
         if self.failed is None or stage.index < self.failed[0].index:
             self.failed = (stage, error)
 
     @property
     def stays_open(self) -> bool:
-        """Whether it waits for a stage that is not asked in this invocation."""
-        return self.parked is not None and (self.waits or not (self.dropped or self.failed))
+        """True if it waits for a stage that is not asked in this invocation."""
+        if self.parked is None:
+            return False
+        return self.waits or not (self.dropped or self.failed)
 
     def leave(self, stage: AnyStage) -> None:
-        """The row leaves at the stage."""
+        """Records that the row leaves at a stage."""
         self.settled.add(stage.index)
         self.dropped = True
 
 
+@dataclass(slots=True)
+class RowUsage:
+    """What a row used of its bounds in this invocation, earlier turns and calls of tools
+    included."""
+
+    budget: BudgetBalance | None = None
+    """What it may spend. None before its first call."""
+    waited: float = 0.0
+    """Seconds that it waited between calls."""
+    turns: int = 0
+    """The turns of its conversations."""
+    tool_calls: int = 0
+    """The calls of tools in them."""
+    counted: frozenset[int] = frozenset()
+    """The positions of stages whose turns and calls of earlier invocations are included."""
+
+
 @dataclass(slots=True, kw_only=True)
 class ActiveRow(RowProgress):
-    """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index;
-    `budget` what it may spend in this invocation, from its first call on; `waited`: the seconds
-    that it waited between calls. `turns` and `tool_calls` are those of its conversations,
-    `counted` the stages whose earlier ones are among them.
-
-    `known`: it was stored before, and something may have been made of it. `forced`: tried again
-    also where failures are left alone else. Stages at and after the position `again_from` take
-    only answers made at or after `since`. A `part` of a large group is a call of the group's
-    stage, and no row of it. `resumed`: walked on from where it waited, so that what failed
-    meanwhile is not asked again, and `again` if this invocation left it there, and has counted
-    what it came to; `ready` is what came of its tasks in batches since it was last walked."""
+    """A row that a run works on."""
 
     prior: dict[int, PriorTask] = field(default_factory=dict)
-    deadline: RowDeadline = NO_DEADLINE
-    budget: BudgetBalance | None = None
-    waited: float = 0.0
-    turns: int = 0
-    tool_calls: int = 0
-    counted: frozenset[int] = frozenset()
-    known: bool = False
-    forced: bool = False
-    again_from: int | None = None
-    since: float = 0.0
-    part: bool = False
-    resumed: bool = False
-    again: bool = False
+    """What became of its tasks earlier in this run, by the stage's position."""
     ready: Ready = field(default_factory=dict)
+    """What batches brought for its tasks since it was walked last."""
+    deadline: RowDeadline = NO_DEADLINE
+    """The time that it has."""
+    used: RowUsage = field(default_factory=RowUsage)
+    """What it used of its bounds."""
+    known: bool = False
+    """True if it was stored before, so that something may have been made of it."""
+    part: bool = False
+    """True if it is a part of a large group: a call of the group's stage, and no row of it."""
+    forced: bool = False
+    """True if it is tried again even if its failures are otherwise left alone."""
+    again_from: int | None = None
+    """Stages at this position and after it are run again: they take only answers made at or after
+    `since`."""
+    since: float = 0.0
+    """In seconds since 1970."""
+    resumed: bool = False
+    """True if it is continued from where it waited. What failed meanwhile is not asked again."""
+    again: bool = False
+    """True if this invocation left it where it waited, and has counted what it came to."""
     notes: RowNotes | None = None
+    """Notes for its trace, if one may be sent."""
 
     def asked_in_batch(self, stage: int, replica: int, fingerprint: bytes) -> bool:
-        """Whether a batch brought the task's answer, which the row has not been walked with."""
+        """True if a batch brought the task's answer, which the row has not been walked with."""
         return is_answer_of_batch(self.ready.get((stage, replica, fingerprint)))
 
     def takes_since(self, stage: int, since: float) -> float:
-        """From when on earlier answers of the stage are taken, in seconds since 1970; `since`
+        """Returns from when on earlier answers of the stage count, in seconds since 1970; `since`
         holds for all rows."""
         return since_of_retry(stage, since, self.again_from, self.since)
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """What records of the log say of its trace, where there may be one."""
+        """The ids of its trace for records of the log, if there may be one."""
         if self.notes is None:
             return {}
         trace, span = self.notes.ids
@@ -155,18 +188,18 @@ class ActiveRow(RowProgress):
 
     @property
     def made(self) -> bool:
-        """Whether a stage made the row; else it is the input's."""
+        """True if a stage made the row; else it is the input's."""
         return self.new.origin is not None
 
 
 def is_leave(stage: AnyStage, value: str) -> bool:
-    """Whether a result, JSON, is the None of a function: the row leaves."""
+    """True if a result (JSON) is the None of a function: the row leaves."""
     return value == "null" and isinstance(stage.operation, Python)
 
 
 def replay(view: RowView, stage: Stage, result: StageResult, followed: Collection[str]) -> None:
-    """Does to a row's view what the stage did, by its stored result; answers are read of stages
-    `followed`."""
+    """Changes a row's view as the stage did, by its stored result. Only answers of stages in
+    `followed` are read."""
     if stage.rows_of not in view.forms:
         return
     if result.skipped:
@@ -176,16 +209,15 @@ def replay(view: RowView, stage: Stage, result: StageResult, followed: Collectio
     elif stage.gives_answer:
         if result.value is not None and stage.name in followed:
             view.results[stage.name] = answered(stage, json.loads(result.value))
-    elif (
-        stage.changes_rows
-        and (form := changed_row(stage.operation, view.data(stage), result.value)) is not None
-    ):
-        view.set_fields(stage, form)
+    elif stage.changes_rows:
+        fields = changed_row(stage.operation, view.data(stage), result.value)
+        if fields is not None:
+            view.set_fields(stage, fields)
 
 
 def descended(parent: RowView, maker: Stage, fields: Mapping[str, JSONValue]) -> RowView:
-    """What a row sees before its own stages that `maker` made of one that saw `parent`; `fields`
-    are its own."""
+    """Makes the first view of a row with these `fields`, which `maker` made of a row whose view
+    is `parent`."""
     if maker.makes != "rows":
         # a field's list, which may be long: its children have an item in its place
         path = maker.explode
@@ -197,10 +229,11 @@ def descended(parent: RowView, maker: Stage, fields: Mapping[str, JSONValue]) ->
 
 
 def answered(stage: Stage, value: JSONValue) -> Any:
-    """A stage's answer as others see it: of a review nothing stands for what was rejected."""
+    """Returns a stage's answer as other stages see it. A rejected review (None) becomes REJECTED;
+    any other answer is itself."""
     return REJECTED if value is None and not stage.asks else value
 
 
 def plain(value: object) -> JSONValue:
-    """A result as JSON has it: one that was skipped or rejected is null."""
+    """Returns a result as JSON has it: one that was skipped or rejected is null."""
     return None if value is SKIPPED or value is REJECTED else value

@@ -459,7 +459,7 @@ class Executor:
         derived = self._derived(row, state) if self._makes else None
         self._end(row, state, in_place=in_place)
         if derived is not None and (row.known or row.made or _is_any(derived)):
-            self._ledger.batch.makings.append(derived)
+            self._ledger.batch.derived.makings.append(derived)
             if self._on_made is not None:
                 self._on_made(derived)
 

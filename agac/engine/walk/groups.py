@@ -315,7 +315,7 @@ class Groups:
         for row in rows:
             size = sizes.get(row.key)
             if size is None:  # all of its rows are elsewhere now
-                ledger.batch.gone.append(row.key)
+                ledger.batch.derived.gone.append(row.key)
             elif (one := await self._ready(row, size)) is not None:
                 ready.append(one)
         for height in range(1, max((top.id.height for _, _, top in ready if top), default=1)):
@@ -350,7 +350,7 @@ class Groups:
             return None
         fits = self._group.fits(size.rows, size.tokens)
         if fits and self._group.reduces:  # it may have been larger
-            self._context.ledger.batch.cut.append(row.key)
+            self._context.ledger.batch.derived.cut.append(row.key)
         may_ask = self._context.work.scope.may_ask(self._stage.name)
         if fits or not may_ask or not self._executor.does.lets_in(view, self._stage):
             return row, size, None
@@ -411,7 +411,7 @@ class Groups:
             part = Part(
                 group.key, self._stage.index, part_id(group.id, node.id), node.id.height, data
             )
-            ledger.batch.parts.append(part)
+            ledger.batch.derived.parts.append(part)
 
         assert isinstance(self._stage, PlannedStage)
         growing = Tree(call_size(self._stage))
@@ -423,7 +423,7 @@ class Groups:
         *lower, top = growing.close()
         for node in lower:
             put(node)
-        ledger.batch.cut.append(group.key)
+        ledger.batch.derived.cut.append(group.key)
         await ledger.durable()
         return top
 
@@ -539,7 +539,7 @@ class Deduplicator:
                         )
                         kept = []
                     settler.not_asked(row, self._stage, decided.outcome, note)
-                    ledger.batch.children.append(Children(one.key, self._stage.index, kept))
+                    ledger.batch.derived.children.append(Children(one.key, self._stage.index, kept))
                     settler.row_moved(row, one.state, decided.state, one.result_id)
                 if changed:
                     await ledger.durable()

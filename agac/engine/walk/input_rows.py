@@ -256,7 +256,7 @@ class InputRows:
         ):
             tasks = await store.prior_tasks(self._db, [key for key, _, _ in leaving])
             for key, state, error_type in leaving:
-                self._ledger.batch.leaving.append(key)
+                self._ledger.batch.rows.leaving.append(key)
                 self._settler.count_row(state, -1, error_type)
                 self._ledger.batch.tally(PRESENT).tasks -= 1
                 self._settler.count_tasks(tasks.get(key, {}), -1)
@@ -278,7 +278,7 @@ class InputRows:
             if old is None:
                 inserted += self._insert(new)
                 continue
-            self._ledger.batch.places.append((new.row.ordinal, old.key))
+            self._ledger.batch.rows.places.append((new.row.ordinal, old.key))
             if old.ordinal is None:  # it comes back
                 self._ledger.batch.tally(PRESENT).tasks += 1
             found.append((new, old))
@@ -347,7 +347,7 @@ class InputRows:
             self._settler.count_row(old.state, -1, old.error_type)
             self._count(new)
             if not same or new.state != old.state or new.state is not State.PENDING:
-                self._ledger.batch.changes.append(new)
+                self._ledger.batch.rows.changes.append(new)
             if new.state is not State.PENDING:
                 continue
             row = context.taken_up(new, context.preparer.view(new.row.data), tasks_of)
@@ -379,7 +379,7 @@ class InputRows:
         )
 
     def _insert(self, new: NewRow) -> list[ActiveRow]:
-        self._ledger.batch.inserts.append(new)
+        self._ledger.batch.rows.inserts.append(new)
         self._ledger.batch.tally(PRESENT).tasks += 1
         self._count(new)
         if new.state is State.PENDING:

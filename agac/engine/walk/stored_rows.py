@@ -46,7 +46,7 @@ async def retried_rows(context: InvocationContext, retry: Retry) -> ActiveRows:
             context.go_on_as_retry(row, None)
             context.settler.count_row(old.state, -1, old.error_type)
             context.settler.reopen_row(row, old)
-            ledger.batch.changes.append(new)
+            ledger.batch.rows.changes.append(new)
             found.append(row)
         context.totals.rows.seen += len(rows)
         await ledger.durable()
@@ -223,7 +223,7 @@ class LevelPass:
             ):
                 # so that a retry that is broken off is gone on with, and what waits for a batch is
                 # open
-                context.ledger.batch.reopened += reopened
+                context.ledger.batch.derived.reopened += reopened
                 await context.ledger.durable()
             if chosen:
                 yield chosen

@@ -79,7 +79,7 @@ class WorkerCalls:
         for line in lines:
             reply = replies.get((line.chunk, line.number))
             if reply is None or context.work.fresh:
-                context.ledger.batch.answered.append((line.event, line.number))
+                context.ledger.batch.calls.answered.append((line.event, line.number))
             else:  # it answers the same request of another run, too: one of an edited workflow
                 own._found[line.mark].append((line, reply))
         if lines:
@@ -109,7 +109,7 @@ class WorkerCalls:
     async def _write(self, chunk: str, worker: str, calls: Sequence[tuple[int, Line]]) -> None:
         ledger = self._context.ledger
         now = self._wall()
-        ledger.batch.given += [(number, chunk, worker, *line, now) for number, line in calls]
+        ledger.batch.calls.given += [(number, chunk, worker, *line, now) for number, line in calls]
         await ledger.durable()
 
     def through(self, attempts: TaskAttempts, connection: ModelConnection) -> Callable[..., Any]:
@@ -192,7 +192,7 @@ class WorkerCalls:
                     line.stage, line.fingerprint, line.replica, line.number, "paid_again"
                 )
                 self._keep(connection, new, connection.stage, attempt, line.at, reply)
-            self._context.ledger.batch.answered.append((line.event, line.number))
+            self._context.ledger.batch.calls.answered.append((line.event, line.number))
 
     def _keep_late(
         self, attempts: TaskAttempts, connection: ModelConnection, at: float, reply: HttpReply
