@@ -132,7 +132,7 @@ def _call_address(
 ) -> None:
     """Sends `body` to an address, which the project has `written` with variables. Raises NotSent,
     whose text has neither their values nor the address."""
-    web = project.remote if isinstance(project, Project) else project.web
+    web = project.remote if isinstance(project, Project) else project.tools.web
     assert web is not None
     try:
         status = web.told(address, body, headers)

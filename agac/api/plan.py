@@ -234,7 +234,7 @@ class Quote(NamedTuple):
 
 async def quote_of(database: Database, work: Work, summary: RunSummary) -> Quote:
     """What the rest of a run of one stage is expected to cost."""
-    rows = work.rows
+    rows = work.reading.rows
     stage = work.plan.asking[0]
     run = summary.run
     ended = summary.rows.total - summary.rows.open
@@ -265,7 +265,7 @@ async def _expected(database: Database, work: Work) -> PlanReport:
     retry = work.retry
     run = work.batching.resume_run
     if retry is None and run is None:
-        return await planned(database, work.plan, work.scope, work.rows, fresh=work.fresh)
+        return await planned(database, work.plan, work.scope, work.reading.rows, fresh=work.fresh)
     return await planned(
         database, work.plan, work.scope, None, run=retry.run if retry else run, retry=retry
     )
@@ -352,7 +352,7 @@ async def confirm_changes(
     if canonical(before.definition) == canonical(plan.body):
         return
     report = await dry_run(
-        Baseline(plan, database, before, scope=work.scope, now=time.time()), work.rows
+        Baseline(plan, database, before, scope=work.scope, now=time.time()), work.reading.rows
     )
     answered = sum(stage.answered for stage in report.stages)
     if not answered:

@@ -42,9 +42,12 @@ from agac.engine.invocation import (
     Batching,
     Clocks,
     CommitWatcher,
+    Hooks,
+    Reading,
     Retry,
     Scope,
     ShownReplies,
+    ToolUse,
     UnknownCalls,
     Work,
 )
@@ -238,7 +241,7 @@ async def _inspected(
         await _refuse_fresh(database, plan.workflow)
     left = None
     if retry is None and not elsewhere:
-        left, text = await compare_input(database, plan, work.rows, opened.root)
+        left, text = await compare_input(database, plan, work.reading.rows, opened.root)
         if text:
             warnings.append(Problem(plan.input.where, text, "warning"))
     return Inspection(warnings=warnings, count=count, chosen=chosen, left=left)
@@ -509,8 +512,7 @@ def work_of(opened: Project, plan: Plan, batching: Batching, options: WorkOption
     """Builds the Work of an invocation."""
     return Work(
         plan=plan,
-        rows=options.rows,
-        place=options.place,
+        reading=Reading(options.rows, options.place, options.first),
         output_dir=opened.spec.shown(target_of(plan)),
         fresh=options.fresh,
         scope=options.scope,
@@ -520,16 +522,18 @@ def work_of(opened: Project, plan: Plan, batching: Batching, options: WorkOption
         clocks=Clocks(),
         env=opened.env,
         batching=batching,
-        watcher=options.watcher,
-        replies=options.replies,
-        first=options.first,
-        web=opened.remote,
-        functions=opened.spec.functions,
-        refresh_tools=options.refresh_tools,
-        calls=options.calls,
-        answers=options.answers,
-        otel=otel_settings(plan.rules, os.environ),
+        tools=ToolUse(
+            web=opened.remote,
+            functions=opened.spec.functions,
+            refresh=options.refresh_tools,
+            unknown_calls=options.calls,
+        ),
+        hooks=Hooks(
+            watcher=options.watcher,
+            replies=options.replies,
+            answers=options.answers,
+            otel=otel_settings(plan.rules, os.environ),
+            executor=options.executor,
+        ),
         discards=options.discards,
-        executor=options.executor,
-        sharding=batching.sharding,
     )

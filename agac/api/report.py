@@ -370,7 +370,7 @@ async def _finishing(
     totals = invocation.totals
     scope = work.scope if retry else replace(work.scope, retry_failed=False)
     reads_input = retry is None and work.batching.resume_run is None
-    rows_of_input = work.rows if reads_input else None
+    rows_of_input = work.reading.rows if reads_input else None
     left = await planned(database, work.plan, scope, rows_of_input, run=invocation.run, retry=retry)
     if retry is None:
         counts = summary.rows

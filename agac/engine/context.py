@@ -40,18 +40,22 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class WriteProof:
-    """Proves, before an invocation pays for anything, that what comes of it can be kept: by real
-    writes into the store and into each of the `folders`. `body` is its record from then on: one
-    killed before that has lost no call."""
+    """Proves, before an invocation pays for anything, that its results can be kept: by real writes
+    into the store and into the folders."""
 
     ledger: Ledger
+    """Writes into the store."""
     folders: tuple[Path, ...]
+    """The folders that the invocation writes into."""
     body: str
+    """The invocation's record from then on (JSON). An invocation that is killed before has lost no
+    call."""
     made: bool = False
+    """True once it is proved."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def make(self) -> None:
-        """Does so, once. Raises AgacError."""
+        """Proves it once. Raises AgacError."""
         async with self._lock:
             if self.made:
                 return
@@ -70,7 +74,7 @@ _NOT_WRITABLE = (
 def accepted_keys(
     database: Database, ledger: Ledger, stop_signal: StopSignal, now: Callable[[], float]
 ) -> AcceptedKeys:
-    """Which keys were accepted, as the store knows and will know; `now` gives seconds since
+    """Makes the record of accepted keys, which the store keeps; `now` returns seconds since
     1970."""
 
     def keep(provider: str, account: str) -> None:
@@ -81,36 +85,61 @@ def accepted_keys(
 
 TasksOfRows = tuple[dict[int, dict[int, PriorTask]], dict[int, Ready]]
 """What became of rows' tasks earlier in this run, and what batches brought for them since, by the
-rows' keys."""
+keys of the rows."""
+
+ROWS_OF_BATCHES = 256
+"""How many rows are at work at a time if tasks are enrolled in batches."""
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """What is known of a run's rows before an invocation works on them."""
+
+    cutoffs: Mapping[int, float]
+    """From when on results count, for the stages that say so, by position; in seconds since 1970.
+    """
+    opened: ReopenedRows | None
+    """Rows that a retry opened and left, and how they are continued."""
+    batched: bool
+    """True if rows of the workflow may wait for batches."""
+    fixes: Fixes
+    """The results that people set by hand."""
+    redos: Fixes
+    """The answers that people wanted to have given again."""
 
 
 @dataclass(frozen=True)
 class InvocationContext:
-    """What the parts of one invocation share. `views` puts together what stored rows show of
-    themselves. `cutoffs`: from when on results are taken, for the stages that say so, by position.
-    `again_from`: the position of the stage from which on a retry runs everything again; `opened`:
-    how to go on with rows that a retry opened and left. `batched`: rows of the workflow may wait
-    for batches. `fixes` are the results that people set by hand, `redos` the answers that they
-    wanted to have given again. `reviews`: there are stages at which rows wait for people."""
+    """What the parts of one invocation share."""
 
     work: Work
+    """What it works on."""
     places: InvocationRef
+    """Which run and which invocation it is, in which database."""
     ledger: Ledger
+    """Commits what it does."""
     stop_signal: StopSignal
+    """Stops it."""
     totals: Totals
+    """Counts what it does."""
     stops: StopRules
+    """Stops it when too much fails."""
     settler: Settler
+    """Writes outcomes and counts them."""
     proof: WriteProof
+    """Proves that its results can be kept."""
     budgets: BudgetLimiter | None
+    """Keeps its budgets; None: it has none."""
     views: RowViews
-    cutoffs: Mapping[int, float]
-    opened: ReopenedRows | None
-    batched: bool
-    fixes: Fixes
-    redos: Fixes
+    """Makes the views of stored rows."""
+    row_facts: RowFacts
+    """What is known of rows before it works on them."""
     reviews: Reviews | None = None
+    """Asks people; None: there are no reviews."""
     traces: Traces | None = None
+    """Sends traces and metrics; None: none are sent."""
     notifier: Notifier | None = None
+    """Makes messages of what it does."""
 
     @cached_property
     def plan(self) -> Plan:
@@ -127,83 +156,88 @@ class InvocationContext:
     @cached_property
     def again_from(self) -> int | None:
         """The position of the stage from which on a retry runs everything again."""
-        if self.work.retry:
-            return self.work.retry.position(self.plan)
-        return None
+        retry = self.work.retry
+        return None if retry is None else retry.position(self.plan)
 
     @cached_property
     def levels(self) -> Levels[AnyStage]:
-        """The rows that walk alike."""
+        """The levels of the workflow, whose rows go through the same stages."""
         return levels_of(self.plan.stages)
 
     @cached_property
     def preparer(self) -> Preparer:
         """Makes the views of rows and the requests of tasks."""
-        return Preparer(self.plan.stages, self.plan.vars, self.places.run, self.redos)
+        return Preparer(self.plan.stages, self.plan.vars, self.places.run, self.row_facts.redos)
 
     @cached_property
     def deriver(self) -> RowDeriver:
-        """What the stages make of rows."""
+        """Makes the rows that stages derive from others."""
         return RowDeriver(self.levels, self.plan.output.stages)
 
     @cached_property
     def workers(self) -> int:
-        """Rows that walk at a time: where tasks are enrolled nobody waits for a model, only for
-        look-ups, each of which takes as many; one whose tools are at work leaves its place to
+        """How many rows are at work at a time. A row whose task is enrolled in a batch waits only
+        for look-ups, which take many at once. A row whose tools are at work makes room for
         others."""
-        asking = self.plan.asking
         calls = self.plan.concurrency
-        batched = any(stage.run_mode == "batch" for stage in asking)
-        open_rows = any(stage.agent_spec for stage in asking) and (
-            self.plan.rules.max_open_rows or 4 * calls
-        )
-        return max(calls, 256 if batched else 0, open_rows)
+        workers = calls
+        if any(stage.run_mode == "batch" for stage in self.plan.asking):
+            workers = max(workers, ROWS_OF_BATCHES)
+        if any(stage.agent_spec for stage in self.plan.asking):
+            workers = max(workers, self.plan.rules.max_open_rows or 4 * calls)
+        return workers
 
     async def tasks_of(self, keys: Sequence[int]) -> TasksOfRows:
-        """The tasks of these rows."""
+        """Reads the tasks of these rows."""
         database = self.places.database
-        return await prior_tasks(database, keys), await ready_tasks(
-            database, keys
-        ) if self.batched and keys else {}
+        prior = await prior_tasks(database, keys)
+        if not self.row_facts.batched or not keys:
+            return prior, {}
+        return prior, await ready_tasks(database, keys)
 
     async def merely_waiting(self, keys: Sequence[int]) -> dict[int, int]:
-        """Those of these rows that need not be walked, since all there is to do for them is in
-        batches, or up to people who have not decided; with the stage at which they wait. Of what
-        an earlier invocation left unsent it is seen whether rows still ask for it."""
-        database = self.places.database
+        """Finds those of these rows that need not be walked, with the position of the stage at
+        which they wait: all there is to do for them is in batches, or up to people who have not
+        decided. Rows whose tasks an earlier invocation left unsent are walked."""
         waiting = dict[int, int]()
-        if self.batched and keys:
-            waiting = await waiting_rows(database, keys, self.places.event)
-            ready = await ready_tasks(database, keys)
-            decided = await self.decided_rows(keys)
-            waiting = {
-                key: stage
-                for key, stage in waiting.items()
-                if key not in ready and key not in decided
-            }
+        if self.row_facts.batched and keys:
+            waiting |= await self._waiting_for_batches(keys)
         if self.reviews is not None and keys:
-            places = {stage.name: stage.index for stage in self.plan.stages}
-            people = await rows_waiting(database, keys, self.work.clocks.wall())
-            waiting |= {
-                k: places[name]
-                for k, name in people.items()
-                if name in places and k not in self.fixes.rows
-            }
+            waiting |= await self._waiting_for_people(keys)
         return waiting
 
+    async def _waiting_for_batches(self, keys: Sequence[int]) -> dict[int, int]:
+        """Finds the rows for which batches brought nothing, and nobody decided anything."""
+        database = self.places.database
+        waiting = await waiting_rows(database, keys, self.places.event)
+        ready = await ready_tasks(database, keys)
+        decided = await self.decided_rows(keys)
+        return {
+            key: stage for key, stage in waiting.items() if key not in ready and key not in decided
+        }
+
+    async def _waiting_for_people(self, keys: Sequence[int]) -> dict[int, int]:
+        """Finds the rows that people have not decided about."""
+        positions = {stage.name: stage.index for stage in self.plan.stages}
+        waiting = await rows_waiting(self.places.database, keys, self.work.clocks.wall())
+        return {
+            key: positions[stage]
+            for key, stage in waiting.items()
+            if stage in positions and key not in self.row_facts.fixes.rows
+        }
+
     async def decided_rows(self, keys: Sequence[int]) -> set[int]:
-        """Those of these rows of which something was decided, or set by hand, that no run has
-        taken up."""
+        """Finds those of these rows about which people decided or set something that no run has
+        applied yet."""
+        decided = set[int]()
         if self.reviews is not None and keys:
-            found = await rows_decided(self.places.database, keys)
-        else:
-            found = set[int]()
-        return found | self.fixes.rows.intersection(keys)
+            decided = await rows_decided(self.places.database, keys)
+        return decided | self.row_facts.fixes.rows.intersection(keys)
 
     def taken_up(
         self, new: NewRow, view: RowView, tasks: TasksOfRows, *, resumed: bool = False
     ) -> ActiveRow:
-        """A stored row at work, with its `tasks`."""
+        """Makes a row at work of a stored row with its `tasks`."""
         prior, ready = tasks
         return ActiveRow(
             new,
@@ -215,16 +249,18 @@ class InvocationContext:
         )
 
     def go_on_as_retry(self, row: ActiveRow, seen: int | None) -> None:
-        """A row that this retry chose (`seen` None) is tried again. An open one that a retry
-        opened, in the invocation `seen` or before, is finished as that would have done."""
-        if self.opened is not None and (seen is None or seen >= self.opened.first):
-            row.forced = seen is None or not row.resumed
-            row.again_from = self.opened.again_from
-            row.since = self.opened.since
+        """Makes a row be tried again, if this retry chose it (`seen` None). An open one that a
+        retry opened, in the invocation `seen` or before, is finished as that would have done."""
+        opened = self.row_facts.opened
+        if opened is None or (seen is not None and seen < opened.first):
+            return
+        row.forced = seen is None or not row.resumed
+        row.again_from = opened.again_from
+        row.since = opened.since
 
     def leaves_failed(self, row: StoredRow, tasks: Mapping[int, PriorTask]) -> bool:
-        """Whether a failed row is not tried again, which is counted: it may not be, or was refused
-        often enough."""
+        """True if a failed row is not tried again: it may not be, or was refused often enough.
+        Counts it then."""
         left = stays_failed(row, tasks.values(), self.work.scope.tries_again)
         # a rejection is nobody's failure
         self.totals.rows.left_failed += left and row.error_type != ErrorType.REJECTED

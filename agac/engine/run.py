@@ -184,8 +184,8 @@ async def _walk_to_the_end(
     of it."""
     work = context.work
     try:
-        if work.watcher is not None:
-            await work.watcher.began(context.places.database, invocation.run)
+        if work.hooks.watcher is not None:
+            await work.hooks.watcher.began(context.places.database, invocation.run)
         await _walk(context, invocation, uncommitted)
         await end_invocation(context, invocation)
     finally:
@@ -197,8 +197,8 @@ async def _walk_to_the_end(
 
 async def _after_commit(work: Work, uncommitted: CallLimit, batch: WriteBatch) -> None:
     """Shows the watcher what was committed, then lets as many new calls in as became durable."""
-    if work.watcher is not None:
-        await work.watcher.committed(batch)
+    if work.hooks.watcher is not None:
+        await work.hooks.watcher.committed(batch)
     uncommitted.leave(batch.calls.count)
 
 
@@ -240,11 +240,11 @@ def _billed_a_row(stage: PlannedStage, concurrency: int) -> int:
 async def _workers_of(context: InvocationContext) -> WorkerCalls | None:
     """Who carries out calls and functions in the place of this process, or did so for an earlier
     one."""
-    if context.work.executor is None:
+    if context.work.hooks.executor is None:
         return None
     from agac.engine.workers.chunks import WorkerCalls
 
-    return await WorkerCalls.opened(context, context.work.executor)
+    return await WorkerCalls.opened(context, context.work.hooks.executor)
 
 
 class Askers(NamedTuple):

@@ -13,7 +13,7 @@ from agac.core.types import Outcome
 from agac.engine.ask.limits import BudgetLimiter, balances_of
 from agac.engine.ask.review import Reviews, reviewings
 from agac.engine.batch.coordinator import has_batches
-from agac.engine.context import InvocationContext, WriteProof
+from agac.engine.context import InvocationContext, RowFacts, WriteProof
 from agac.engine.invocation import InvocationRef, ReopenedRows, Work
 from agac.engine.run_state import Invocation, invocation_start
 from agac.engine.settle import Settler
@@ -78,14 +78,18 @@ async def open_context(
         proof=WriteProof(ledger, _written_folders(work, batched=batched), facts),
         budgets=invocation.budgets,
         views=RowViews(plan.stages, plan.vars, database),
-        cutoffs=_cutoffs(plan, work.clocks.wall()),
-        opened=await _opened_rows(database, plan, run, invocation.retry),
-        batched=batched,
+        row_facts=RowFacts(
+            cutoffs=_cutoffs(plan, work.clocks.wall()),
+            opened=await _opened_rows(database, plan, run, invocation.retry),
+            batched=batched,
+            fixes=await fixes_of(
+                database, plan.workflow, run, [stage.name for stage in plan.stages]
+            ),
+            redos=redos,
+        ),
         reviews=reviews,
         traces=await _traces(work, places, totals),
         notifier=invocation.notifier,
-        fixes=await fixes_of(database, plan.workflow, run, [stage.name for stage in plan.stages]),
-        redos=redos,
     )
 
 
@@ -129,7 +133,7 @@ async def _opened_rows(
 async def _traces(work: Work, places: InvocationRef, totals: Totals) -> Traces | None:
     """Sends traces and metrics, where that is asked for; tests of workflows have none. The log
     says what lacks."""
-    settings = work.otel if work.answers is None else None
+    settings = work.hooks.otel if work.hooks.answers is None else None
     if settings is None:
         return None
     lack = settings.refused

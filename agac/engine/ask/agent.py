@@ -78,16 +78,16 @@ async def open_agents(
         redactor=work.redactor,
         monotonic=work.clocks.monotonic,
         env=work.env,
-        web=work.web,
-        functions=work.functions,
+        web=work.tools.web,
+        functions=work.tools.functions,
         run_child=agents.run_child,
         sleep=context.stop_signal.sleep,
         go_on=context.stop_signal.check,
         stops=RunStopped,
-        later=ToolCache(database, context.ledger, clock, clock() if work.refresh_tools else 0.0),
+        later=ToolCache(database, context.ledger, clock, clock() if work.tools.refresh else 0.0),
         recorded=agents.recorded,
         elsewhere=elsewhere,
-        record=(work.answers and work.answers.calls)
+        record=(work.hooks.answers and work.hooks.answers.calls)
         or work.root / RECORDED / f"{context.plan.workflow}.jsonl",
     )
     async with agents.at_work(open_tools(stages, tools)):

@@ -137,7 +137,7 @@ class ToolCalls:
     def __init__(self, context: InvocationContext, children: Mapping[str, PlannedStage]) -> None:
         """`children` are the agents that are tools, by name."""
         work = context.work
-        self.choice = work.retry.calls if work.retry else work.calls
+        self.choice = work.retry.calls if work.retry else work.tools.unknown_calls
         self.intents: dict[bytes, StoredIntent] = {}
         self.durable = context.ledger.durable
         self.pool: ToolPool

@@ -74,8 +74,8 @@ class Caller:
         self._jitter = context.work.clocks.jitter
         self._totals = context.totals
         self._proof = context.proof
-        self._replies = context.work.replies
-        self._answers = context.work.answers
+        self._replies = context.work.hooks.replies
+        self._answers = context.work.hooks.answers
         self._traces = context.traces
         self._ledger = context.ledger
         self._sharding = context.work.sharding

@@ -406,7 +406,7 @@ class ConnectionOpener:
         self._closing = closing
         self._has_budgets = bool(budgets)
         self._in_dollars = any(budget.usd is not None for budget in budgets)
-        self._streams = bool(work.replies or rules.ttft)
+        self._streams = bool(work.hooks.replies or rules.ttft)
         self._senders: dict[tuple[str, str, str], Sending] = {}
         self._lanes: dict[tuple[str, str], Lane] = {}
 
@@ -460,7 +460,7 @@ class ConnectionOpener:
     def _new_sender(self, model: PlannedModel, transport: str) -> Sending:
         """Opens a sender, which is closed with the others."""
         work = self._work
-        heard = work.replies.piece if work.replies else None
+        heard = work.hooks.replies.piece if work.hooks.replies else None
         sender = open_sender(model.provider, transport, work.redactor, work.env, heard)
         self._closing.push_async_callback(sender.close)
         return sender
@@ -470,7 +470,7 @@ class ConnectionOpener:
     ) -> Sending:
         """Starts the program of a stage, unless the answers of a test are in its place."""
         work = self._work
-        if work.answers is not None and not work.answers.goes_out:
+        if work.hooks.answers is not None and not work.hooks.answers.goes_out:
             return self._new_sender(model, transport)
         from agac.providers.opencode import open_program  # only stages with a program need it
 

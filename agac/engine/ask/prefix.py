@@ -133,7 +133,7 @@ def _has_rows(work: Work, least: int) -> bool:
     """Whether an invocation has so many rows; those of the store are not counted."""
     if work.retry is None and work.batching.resume_run is None:
         with suppress(AgacError, OSError):  # the walk says what is wrong with them
-            return sum(1 for _ in islice(work.rows(), least)) >= least
+            return sum(1 for _ in islice(work.reading.rows(), least)) >= least
     return True
 
 

@@ -65,7 +65,7 @@ class Tasks:
         self._scope = context.work.scope
         self._wall = context.work.clocks.wall
         self._database = context.places.database
-        self._fixes = context.fixes
+        self._fixes = context.row_facts.fixes
         retry = context.work.retry
         self._discards: float | None
         if retry is not None and retry.discard:

@@ -500,7 +500,7 @@ async def batches_of(
     """Opens the batches of an invocation's workflow; None if no row can wait for one.
 
     The next invocation enrols the tasks of batches again that are half filled at the end."""
-    if not invocation.batched:
+    if not invocation.row_facts.batched:
         yield None
         return
     work, plan, (database, run, event) = invocation.work, invocation.plan, invocation.places

@@ -196,7 +196,7 @@ class InputRows:
         source = context.plan.input
         self._numbered = source.id_field is None  # ids are positions, so that none can come twice
         self._on_duplicate = "error" if self._numbered else source.on_duplicate_id
-        self._matcher = RowMatcher(context.places, self._on_duplicate, context.work.place)
+        self._matcher = RowMatcher(context.places, self._on_duplicate, context.work.reading.place)
         self._last = 0
         self._stored_last = 0
 
@@ -207,9 +207,9 @@ class InputRows:
             self._stored_last = await store.last_number(self._db, self._run)
         with closing(Scratch()) if self._on_duplicate == "last" else nullcontext() as scratch:
             if scratch is not None:
-                await count_ids(self._context.work.rows(), scratch)
-            rows = self._context.work.rows()
-            left = self._context.work.first
+                await count_ids(self._context.work.reading.rows(), scratch)
+            rows = self._context.work.reading.rows()
+            left = self._context.work.reading.first
             while self._context.stop_signal.stop is None:
                 chunk = await asyncio.to_thread(read_chunk, rows)
                 if not chunk:
@@ -321,7 +321,7 @@ class InputRows:
         """Which done rows have a result that is too old for its stage (`max_age`), and of which
         people decided."""
         done = [old.key for _, old in pairs if old.state in store.WALKED]
-        aged = await store.aged_rows(self._db, done, self._context.cutoffs)
+        aged = await store.aged_rows(self._db, done, self._context.row_facts.cutoffs)
         return aged | await self._context.decided_rows([old.key for _, old in pairs])
 
     async def _reopen(self, pairs: list[tuple[NewRow, StoredRow]]) -> list[ActiveRow]:

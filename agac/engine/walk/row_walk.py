@@ -56,7 +56,7 @@ class RowWalk:
             await self._from(retried_rows(context, work.retry))
         else:
             await self._from(input_rows.active_rows())
-            if work.first is not None and not context.totals.rows.all_read:
+            if work.reading.first is not None and not context.totals.rows.all_read:
                 stop_signal.end(
                     StopReason.QUOTE,
                     "its first rows are done, and what the rest costs was to be asked",

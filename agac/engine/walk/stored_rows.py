@@ -130,7 +130,12 @@ async def has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
             waits = await GroupExchange(context, sharding, level.maker).waits()
             counts = await store.made_counts(database, run)
     changed = record.finished_at is None and level.maker.makes == "kept"
-    anew = context.again_from is not None or context.cutoffs or context.fixes.rows or changed
+    anew = (
+        context.again_from is not None
+        or context.row_facts.cutoffs
+        or context.row_facts.fixes.rows
+        or changed
+    )
     anew = anew or (context.reviews is not None and await any_decided(database, run, origin))
     unended = (State.PENDING, State.FAILED)
     if not anew and not any(count.origin == origin and count.state in unended for count in counts):
@@ -158,7 +163,7 @@ class LevelPass:
         self._fed = is_fed(context, level)
         stages = {stage.index for stage in level.stages}
         self._cutoffs = {
-            stage: since for stage, since in context.cutoffs.items() if stage in stages
+            stage: since for stage, since in context.row_facts.cutoffs.items() if stage in stages
         }
         again = context.again_from
         self._done_too = again is not None and any(stage >= again for stage in stages)
@@ -181,7 +186,9 @@ class LevelPass:
         for one in made:
             parent = parents[one.parent_key] if one.parent_key is not None else None
             row = self.active_row(one, tasks, views.begun(one.data, self._level.origin, parent))
-            row.resumed = one.state == State.PENDING and (context.batched or one.key in decided)
+            row.resumed = one.state == State.PENDING and (
+                context.row_facts.batched or one.key in decided
+            )
             found.append(row)
         return found
 
@@ -196,7 +203,7 @@ class LevelPass:
                 self._done_too
                 or bool(self._cutoffs)
                 or context.reviews is not None
-                or bool(context.fixes.rows)
+                or bool(context.row_facts.fixes.rows)
             )
             found = await store.made_rows(
                 database, run, self._level.origin, after, done_too, CHUNK_ROWS
@@ -219,7 +226,9 @@ class LevelPass:
             chosen = [row for row in chosen if row.key not in waiting]
             reopened = [row.key for row in chosen if row.state != State.PENDING]
             if reopened and (
-                context.work.retry is not None or context.batched or context.reviews is not None
+                context.work.retry is not None
+                or context.row_facts.batched
+                or context.reviews is not None
             ):
                 # so that a retry that is broken off is gone on with, and what waits for a batch is
                 # open
@@ -292,7 +301,7 @@ def is_fed(context: InvocationContext, level: Level[AnyStage]) -> bool:
         child
         and asked
         and context.work.retry is None
-        and not context.batched
+        and not context.row_facts.batched
         and context.reviews is None
     )
 
