@@ -291,8 +291,8 @@ def _waits_for_people_alone(
     nothing else."""
     if invocation.complete or not invocation.ended or work.scope.stages is not None:
         return False
-    waits_for_batches = in_batches.open or in_batches.waits_for or invocation.held_back
-    if waits_for_batches or invocation.waits:
+    waits_for_batches = in_batches.open or in_batches.waits_for or invocation.left_over.held_back
+    if waits_for_batches or invocation.left_over.waits:
         return False
     return invocation.totals.reviews > 0
 
@@ -377,7 +377,7 @@ async def _finishing(
         settled = counts.done + counts.skipped + counts.failed + counts.dropped
         rows = left.rows["total"] - settled
     else:
-        chosen = sum(count for _, _, count in invocation.chosen)
+        chosen = sum(count for _, _, count in invocation.goal.chosen)
         rows = chosen - totals.rows.done - totals.rows.failed
     return finishing(left, max(rows, 0), totals.rows.failed, invocation.budgets)
 
@@ -434,7 +434,7 @@ def _did(invocation: Invocation) -> InvocationSummary:
     return InvocationSummary(
         continued=invocation.continued,
         complete=invocation.complete,
-        lost_calls_at_most=invocation.lost_calls,
+        lost_calls_at_most=invocation.risk.lost_calls,
         rows=InvocationRows(
             read=totals.rows.seen,
             unchanged=totals.rows.unchanged,
@@ -456,7 +456,7 @@ def _did(invocation: Invocation) -> InvocationSummary:
         stopped_at_limit=at_limit,
         cost_usd=cost_of(totals.spent.usd, totals.spent.unpriced),
         budgets=tuple(budget_facts(budgets.balances)) if budgets else (),
-        waits_for_shards=invocation.waits,
+        waits_for_shards=invocation.left_over.waits,
     )
 
 
@@ -484,7 +484,7 @@ async def _batches_of(
         next_try_at=iso(min(try_times, default=None)),
         rows_in_batches=await rows_in_batches(database, run) if done.touched else 0,
         waits_for=tuple(batch._asdict() for batch in awaited),
-        tasks_held_back=invocation.held_back,
+        tasks_held_back=invocation.left_over.held_back,
     )
 
 

@@ -46,7 +46,7 @@ from agac.engine.batch.doctor import Finding, adopt_as, batch_maintenance, compa
 from agac.engine.batch.lifecycle import BatchContext
 from agac.engine.invocation import Clocks, Scope
 from agac.engine.output.output_folder import lost_store
-from agac.engine.run_state import Invocation
+from agac.engine.run_state import Invocation, InvocationGoal
 from agac.providers.provider import Provider
 from agac.spec.loader import load_workflow, workflow_names
 from agac.store import batches, runs
@@ -160,7 +160,7 @@ async def retrieve(
             executor=await executor_of(opened, database, plan, executor),
         )
         work = work_of(opened, plan, batching, wanted)
-        invocation = Invocation(given=given_flags(before))
+        invocation = Invocation(InvocationGoal(given_flags(before)))
         if before.finished_at is not None and not await unfinished_batches(database, plan.workflow):
             invocation.run = number  # there is nothing to do
             invocation.ended = True

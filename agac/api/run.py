@@ -27,7 +27,7 @@ from agac.data.sinks import drop_previous
 from agac.engine.invocation import Work
 from agac.engine.output.output_folder import keep_previous
 from agac.engine.run import run_once
-from agac.engine.run_state import Invocation
+from agac.engine.run_state import Invocation, InvocationGoal
 from agac.spec.loader import BuiltWorkflow, WorkflowSource
 from agac.store.db import Database
 
@@ -78,11 +78,12 @@ async def invoke(
     """Runs a workflow once: everything is checked first, then confirmed, then done, then reported.
     A project whose state is in another folder has no outputs written."""
     async with prepared(opened, workflow, options, request, ui.confirm) as ready:
-        invocation = Invocation(
+        goal = InvocationGoal(
             given=ready.given,
             chosen=ready.inspection.chosen,
             accepted=await _agreed(ready, ui.confirm),
         )
+        invocation = Invocation(goal)
         left = ready.inspection.left
         if left is not None and left.most_left:
             keep_previous(ready.plan.output.dir)

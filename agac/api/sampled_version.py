@@ -25,7 +25,7 @@ from agac.data.sources import place_of
 from agac.engine.forecast.estimate import summed
 from agac.engine.forecast.forecasts import PlanReport
 from agac.engine.invocation import Scope
-from agac.engine.run_state import Invocation
+from agac.engine.run_state import Invocation, InvocationGoal
 from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, Selection, make_plan
 from agac.plan.stage import PlannedStage
@@ -113,7 +113,7 @@ class SampledVersion:
             )
             work = work_of(self.opened, plan, batching, wanted)
             accepted = await confirm_store(database, work)
-            invocation = Invocation(given={"trial": dict(flags)}, accepted=accepted)
+            invocation = Invocation(InvocationGoal({"trial": dict(flags)}, accepted=accepted))
             count = partial(RowCount, len(chosen), exact=True)
             warnings = list(self.checked.warnings)
             with interruptible(invocation.stop_signal, signals=signals):

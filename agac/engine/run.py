@@ -109,24 +109,24 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
     and the lease of a dead process is taken over."""
     plan = work.plan
     now = work.clocks.wall
-    invocation.retry = work.retry
-    invocation.retrieves = work.batching.resume_run is not None
+    invocation.goal.retry = work.retry
+    invocation.goal.retrieves = work.batching.resume_run is not None
     async with lease_held(database, plan.workflow, now) as lease:
         killed = await killed_before(database, plan.workflow)
         # with what it was itself about to say of one that was killed before it
         if killed is not None:
             before = read_as(InvocationStart, killed[0].body)
-            invocation.lost_calls = killed[1] + before.lost_calls
+            invocation.risk.lost_calls = killed[1] + before.lost_calls
         await _find_run(database, work, invocation)
         run = invocation.run
         words = "going on with" if invocation.continued else "beginning"
         _log.info("%s run %d", words, run, extra=fields(run=run, workflow=plan.workflow))
         if work.retry is None:
-            invocation.retry = await broken_off_retry(database, run)
+            invocation.goal.retry = await broken_off_retry(database, run)
         # no call is lost with one that made none
         begun = replace(invocation_start(invocation), concurrency=0).as_json()
         await _take_over_facts(database, work, invocation)
-        invocation.past = await PastUsage.read(database, plan.workflow, plan.asking)
+        invocation.calls.past = await PastUsage.read(database, plan.workflow, plan.asking)
         event = await write(database, "event_make", run, "invocation", now(), canonical(begun))
         uncommitted = CallLimit(2 * plan.concurrency)
         ledger = _ledger_of(database, work, lease, run, event, uncommitted)
@@ -150,10 +150,10 @@ async def _take_over_facts(database: Database, work: Work, invocation: Invocatio
     """Begins with the facts that the workflow's last invocation kept for the next one."""
     last_of_workflow = await runs.last_invocation(database, work.plan.workflow)
     if not last_of_workflow:
-        invocation.serving = None
+        invocation.calls.serving = None
         return
     last = read_as(StoredInvocation, last_of_workflow.invocation.body)
-    invocation.serving = last.serving
+    invocation.calls.serving = last.serving
     if work.sharding is not None:
         work.sharding.taken = dict(last.packs.taken) if last.packs is not None else {}
 
@@ -213,10 +213,12 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
         run = await runs.newest_run(database, *identity)
     target = work.output_dir, plan.output.include_input, outputs_text(plan)
     if any(map(may_call, plan.asking)):
-        invocation.concurrency = plan.concurrency
+        invocation.risk.concurrency = plan.concurrency
     else:
-        invocation.concurrency = 0
-    invocation.billed_a_row = sum(_billed_a_row(stage, plan.concurrency) for stage in plan.asking)
+        invocation.risk.concurrency = 0
+    invocation.risk.billed_a_row = sum(
+        _billed_a_row(stage, plan.concurrency) for stage in plan.asking
+    )
     if run is None:
         fresh_since = now if work.fresh else None
         invocation.run = await write(database, "run_make", *identity, *target, fresh_since, now)
@@ -295,59 +297,70 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
     """Does everything between the beginning and the end: rows walk until all are settled, or the
     run stops."""
     work = context.work
-    database, run, _ = context.places
-    record = await runs.run_record(database, run)
-    newest = await newest_result(database)
-    since = record.fresh_since or 0.0
     engines = await engine_tokens(work)
     workers = await _workers_of(context)
     note_wait = context.settler.note_wait
+    run = context.places.run
     async with (
         open_connections(work, run, uncommitted, context.stop_signal, note_wait) as connections,
         open_functions(work, workers.function if workers else None) as functions,
     ):
         caller = Caller(context, connections, workers)
-        tools = workers.tool if workers else None
-        async with (
-            open_agents(context, caller, since, tools) as agents,
-            batches_of(context, caller, agents) as batches,
-            asyncio.TaskGroup() as group,
-        ):
-            prefixes = _prefixes_of(work, connections)
-            lanes = {id(models[0].lane): models[0].lane for models in connections.values()}
-            _log_changed_prefixes(prefixes, invocation.serving)
-            if batches is not None:
-                invocation.batches = batches.done
-            heartbeat = Heartbeat(context, connections, batches)
-            background = await _begin_background(group, context, heartbeat, workers, batches)
-            await heartbeat.obey()
-            enrolment = None if batches is None else batches.enrolment
-            askers = Askers(caller, agents, enrolment, functions, context.reviews)
-            sources = askers.sources(work.plan.stages)
-            tasks = Tasks(context, sources, newest_before=newest, since=since)
-            background.append(group.create_task(tasks.look_ups.run()))
-            background.append(group.create_task(tasks.failures.run()))
-            if context.reviews is not None:
-                background.append(group.create_task(context.reviews.look_ups.run()))
-            walk = RowWalk(context, tasks, group, invocation.concurrency)
-            await walk.all_rows(InputRows(context), batches)
-            if batches is not None:
-                await walk.go_on(batches)
-                invocation.held_back = batches.enrolment.held_back
-            if context.stop_signal.stop is not None:
-                context.settler.restore_outcomes()
-            elif workers is not None:
-                workers.keep_unasked(connections)
-            await context.ledger.drained()
-            for task in background:
-                task.cancel()
+        prefixes = _prefixes_of(work, connections)
+        _log_changed_prefixes(prefixes, invocation.calls.serving)
+        await _walk_rows(context, invocation, caller, functions, workers)
+    lanes = {id(models[0].lane): models[0].lane for models in connections.values()}
     slots = sum(lane.most for lane in lanes.values())
     engines_after = await engine_tokens(work)
     counted = [(address, engines[address], now) for address, now in engines_after.items()]
-    invocation.serving = None
+    invocation.calls.serving = None
     if context.totals.calls.count:
-        invocation.serving = serving_facts(prefixes, slots, context.totals, counted)
+        invocation.calls.serving = serving_facts(prefixes, slots, context.totals, counted)
     await _note_how_complete(context, invocation)
+
+
+async def _walk_rows(
+    context: InvocationContext,
+    invocation: Invocation,
+    caller: Caller,
+    functions: FunctionAnswers,
+    workers: WorkerCalls | None,
+) -> None:
+    """Walks the rows with all that brings answers, until what they came to is committed."""
+    record = await runs.run_record(context.places.database, context.places.run)
+    newest = await newest_result(context.places.database)
+    since = record.fresh_since or 0.0
+    connections = caller.connections
+    async with (
+        open_agents(context, caller, since, workers.tool if workers else None) as agents,
+        batches_of(context, caller, agents) as batches,
+        asyncio.TaskGroup() as group,
+    ):
+        if batches is not None:
+            invocation.batches = batches.done
+        heartbeat = Heartbeat(context, connections, batches)
+        background = await _begin_background(group, context, heartbeat, workers, batches)
+        await heartbeat.obey()
+        enrolment = None if batches is None else batches.enrolment
+        askers = Askers(caller, agents, enrolment, functions, context.reviews)
+        sources = askers.sources(context.plan.stages)
+        tasks = Tasks(context, sources, newest_before=newest, since=since)
+        background.append(group.create_task(tasks.look_ups.run()))
+        background.append(group.create_task(tasks.failures.run()))
+        if context.reviews is not None:
+            background.append(group.create_task(context.reviews.look_ups.run()))
+        walk = RowWalk(context, tasks, group, invocation.risk.concurrency)
+        await walk.all_rows(InputRows(context), batches)
+        if batches is not None:
+            await walk.go_on(batches)
+            invocation.left_over.held_back = batches.enrolment.held_back
+        if context.stop_signal.stop is not None:
+            context.settler.restore_outcomes()
+        elif workers is not None:
+            workers.keep_unasked(connections)
+        await context.ledger.drained()
+        for task in background:
+            task.cancel()
 
 
 def _prefixes_of(work: Work, connections: Connections) -> dict[str, Prefix]:
@@ -413,10 +426,10 @@ async def _note_how_complete(context: InvocationContext, invocation: Invocation)
     else:  # a retry leaves whole what was read to its end before
         whole = work.retry is None or (settled and await runs.was_read(database, run))
     invocation.ended = context.stop_signal.stop is None
-    invocation.waits = work.sharding.waits if work.sharding is not None else ""
+    invocation.left_over.waits = work.sharding.waits if work.sharding is not None else ""
     any_parked = bool(totals.rows.parked or totals.rows.made_parked)
     # groups without rows here may get some from the shards that are waited for
-    is_over = invocation.ended and not invocation.waits
+    is_over = invocation.ended and not invocation.left_over.waits
     invocation.complete = is_over and whole and not any_parked
     if invocation.ended:
         assert_accounted(totals, made, counts)

@@ -80,7 +80,7 @@ async def open_context(
         views=RowViews(plan.stages, plan.vars, database),
         row_facts=RowFacts(
             cutoffs=_cutoffs(plan, work.clocks.wall()),
-            opened=await _opened_rows(database, plan, run, invocation.retry),
+            opened=await _opened_rows(database, plan, run, invocation.goal.retry),
             batched=batched,
             fixes=await fixes_of(
                 database, plan.workflow, run, [stage.name for stage in plan.stages]

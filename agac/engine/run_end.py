@@ -82,7 +82,7 @@ def _record_of(context: InvocationContext, invocation: Invocation) -> StoredInvo
     return StoredInvocation(
         start=invocation_start(invocation),
         counts=InvocationCounts.of(totals),
-        serving=invocation.serving if totals.calls.count else None,
+        serving=invocation.calls.serving if totals.calls.count else None,
         wait_for_people=totals.reviews,
         packs=TakenPacks(sharding.taken) if sharding is not None else None,
         stop=_stop_of(invocation),
@@ -123,7 +123,7 @@ def _estimates(plan: Plan, invocation: Invocation) -> Iterator[tuple[str, Any]]:
         own = invocation.totals.stages[stage.name]
         if own.requests:
             size = request_characters(stage, own.characters / own.requests)
-            found = estimate(stage, own.requests, size, invocation.past, longer=1.0)
+            found = estimate(stage, own.requests, size, invocation.calls.past, longer=1.0)
             about = stage.lane, found.basis, own.requests, None if stage.agent_spec else size
             took = found.calls, found.input_tokens, found.output_tokens, found.usd
             yield "estimate_keep", (invocation.run, stage.name, *about, *took)
