@@ -10,7 +10,7 @@ from support.limited import Crowd, Limited, crowd, per_second
 from support.soak import few
 from support.virtual import loop_time, run_virtually
 
-from agac.engine.ask.rate_limiter import CUT, Adaptive, LanePhase, TriedBound
+from agac.engine.ask.adaptive import CUT, Adaptive, LanePhase, TriedBound
 
 LATENCIES = [(0.001, 64), (0.05, 64), (0.5, 64), (5.0, 256)]
 
@@ -138,7 +138,7 @@ def test_a_lane_that_is_refused_from_the_first_call_on_is_not_slowed_down_for_it
     """Nothing was ever accepted: a wrong pace is not the reason, and only the pauses asked for are kept."""
     adaptive = Adaptive(64, 0.0)
     for attempt in range(1, 20):
-        adaptive.refused(adaptive.sent(attempt / 10), attempt / 10 + 0.01, took=0.01, beside=0, delay=0.0)
+        adaptive.refused(adaptive.sent(attempt / 10), attempt / 10 + 0.01, took=0.01, in_flight=0, delay=0.0)
         assert adaptive.interval == 0.0
 
 
@@ -146,12 +146,12 @@ def test_calls_that_were_under_way_together_are_cut_for_once() -> None:
     adaptive = Adaptive(64, 0.0)
     numbers = [adaptive.sent(i / 100) for i in range(100)]
     for number in numbers[40:80]:
-        adaptive.refused(number, 1.0, took=0.1, beside=20, delay=0.05)
+        adaptive.refused(number, 1.0, took=0.1, in_flight=20, delay=0.05)
     once = adaptive.interval
     assert once > 0
-    adaptive.refused(numbers[-1], 1.1, took=0.1, beside=0, delay=0.05)
+    adaptive.refused(numbers[-1], 1.1, took=0.1, in_flight=0, delay=0.05)
     assert adaptive.interval == once
-    adaptive.refused(adaptive.sent(1.2), 1.3, took=0.1, beside=0, delay=0.05)
+    adaptive.refused(adaptive.sent(1.2), 1.3, took=0.1, in_flight=0, delay=0.05)
     assert adaptive.interval > once
 
 
@@ -165,17 +165,17 @@ def widened() -> tuple[Adaptive, list[int]]:
 
 def test_a_refusal_by_rate_slows_down_trouble_narrows_and_a_refusal_without_a_time_does_both() -> None:
     adaptive, numbers = widened()
-    adaptive.refused(numbers[30], 0.1, took=0.1, beside=59, delay=1.0)
+    adaptive.refused(numbers[30], 0.1, took=0.1, in_flight=59, delay=1.0)
     assert (adaptive.limit, adaptive.interval > 0) == (64, True)
     slow = adaptive.interval
-    adaptive.overloaded(numbers[31], took=0.1, beside=40)
+    adaptive.overloaded(numbers[31], took=0.1, in_flight=40)
     assert (adaptive.limit, adaptive.interval) == (int(40 * CUT), slow)
     adaptive.held_by_limit(6.0)
     assert adaptive.limit == 40
     adaptive.held_by_limit(600.0)
     assert adaptive.limit == 64
     adaptive, numbers = widened()
-    adaptive.refused(numbers[30], 0.1, took=0.1, beside=40, delay=None)
+    adaptive.refused(numbers[30], 0.1, took=0.1, in_flight=40, delay=None)
     assert (adaptive.limit, adaptive.interval > 0) == (int(40 * CUT), True)
 
 
@@ -203,9 +203,9 @@ def test_bounds_stay_bounds_whatever_happens(most: int, events: Any) -> None:
             case "pace" if adaptive.interval:
                 adaptive.held_by_pace(seconds)
             case "refused" if sent:
-                adaptive.refused(number, now, took=seconds, beside=int(seconds), delay=delay)
+                adaptive.refused(number, now, took=seconds, in_flight=int(seconds), delay=delay)
             case "overloaded" if sent:
-                adaptive.overloaded(number, took=seconds, beside=int(seconds))
+                adaptive.overloaded(number, took=seconds, in_flight=int(seconds))
             case "marked" if sent:
                 adaptive.marked(number, now, took=seconds)
         assert 1 <= adaptive.limit <= most
