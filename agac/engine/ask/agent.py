@@ -1,8 +1,8 @@
-"""Conversations: a stage with tools asks its model, calls the tools that it asks for, tells it
-what they gave, and so on until it answers. What decides the next request is in
-`TaskConversation`. `Agents` sends, calls and stores. A reply is durable before the next request is
-made of it, and before a call that must not be repeated; that is stored as intended first, once
-nothing is waited for but the call itself."""
+"""Conversations: a stage with tools asks its model, calls the tools that the model asks for, sends
+their results, and so on until it answers. `TaskConversation` decides the next request; `Agents`
+sends, calls and stores. A reply is durable before the next request is made of it, and before a call
+that must not be repeated. Such a call is stored as intended first, once nothing is left to wait for
+but the call itself."""
 
 from __future__ import annotations
 
@@ -54,17 +54,20 @@ from agac.tools.tool_functions import Intent
 # where results of tools are noted, a file a workflow (`tools_mode: record`)
 RECORDED = Path("tools") / "recorded"
 
-MOST_AT_ONCE = 8  # calls of one turn that are made at the same time
-MOST_ANEW = 2  # so often a conversation begins anew whose server lost its session
+MOST_AT_ONCE = 8
+"""How many calls of one turn are made at the same time."""
+
+MOST_ANEW = 2
+"""How often a conversation begins again after its server lost the session."""
 
 
 @asynccontextmanager
 async def open_agents(
     context: InvocationContext, caller: Caller, since: float, elsewhere: Elsewhere | None = None
 ) -> AsyncIterator[Agents | None]:
-    """Opens the tools of a plan's stages and what asks those stages by a caller; None: no stage
-    has tools. Raises UsageError when a tool cannot be had. `since`: earlier conversations count
-    that began then or later, in seconds since 1970."""
+    """Opens the tools of a plan's stages, and what asks those stages by a caller. None: no stage
+    has tools. Earlier conversations count that began at `since` (seconds since 1970) or later.
+    Raises UsageError if a tool cannot be opened."""
     work = context.work
     stages = [stage for stage in context.plan.asking if stage.agent_spec is not None]
     if not stages:
@@ -131,8 +134,8 @@ class Agents:
         return self.answer(self._caller.begin(asked))
 
     async def answer(self, attempts: TaskAttempts) -> Answer | RowError:
-        """Gets the answer at the end of a conversation: of one that is stored and not at its end,
-        or of a new one."""
+        """Gets the answer at the end of a conversation: of a stored one that has no end yet, or of
+        a new one."""
         models = self._caller.connections[attempts.connection.stage.index]
         attempts.position = await self._find_stored(attempts, models)
         attempts.connection = models[attempts.position]
@@ -143,9 +146,9 @@ class Agents:
         """Counts the turns and the calls of tools that the row made in earlier invocations."""
         if self._budget.turns is None and self._budget.tool_calls is None:
             return
-        active = attempts.row
+        active = attempts.asked.row
         used = active.used
-        fingerprint = attempts.fingerprint
+        fingerprint = attempts.asked.fingerprint
         index = attempts.stage.index
         _, calls = self._stored.get(fingerprint, ((), ()))
         stages = set(active.settled)
@@ -165,7 +168,7 @@ class Agents:
     async def _find_stored(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
         """Looks for a stored conversation that can be continued, and remembers it. Returns the
         position of its model, or that of the model to ask first."""
-        fingerprint = attempts.fingerprint
+        fingerprint = attempts.asked.fingerprint
         turns = await newest_turns(self._database, fingerprint, self._workflow)
         if not turns:
             return attempts.position
@@ -175,7 +178,7 @@ class Agents:
         is_old = self._is_too_old(attempts, first)
         if last.ended == "lost" or (is_old and last.ended == "done"):
             return attempts.position
-        if first.at < attempts.row.takes_since(attempts.stage.index, self._since):
+        if first.at < attempts.asked.row.takes_since(attempts.stage.index, self._since):
             return attempts.position
         calls = await calls_since(self._database, fingerprint, self._workflow, first.number)
         lost_memory = self._note_changes(attempts, calls) and last.ended != "done"
@@ -211,9 +214,9 @@ class Agents:
     async def _ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
         """Gets one model's answer, at the end of a conversation."""
         opening = request_for_model(
-            attempts.connection.model, request, attempts.position, attempts.replica
+            attempts.connection.model, request, attempts.position, attempts.asked.replica
         )
-        stored = self._stored.pop(attempts.fingerprint, None)
+        stored = self._stored.pop(attempts.asked.fingerprint, None)
         if stored is None and attempts.talk.changed:
             if self.calls.choice != "repeat":
                 what = (
@@ -241,7 +244,7 @@ class Agents:
     async def _talk(self, talk: TaskConversation, tried: int) -> Answer | RowError | None:
         """Leads a conversation to its end. None: its server lost the session, and it begins
         again."""
-        fingerprint = talk.attempts.fingerprint
+        fingerprint = talk.attempts.asked.fingerprint
         self._open[fingerprint] = talk
         try:
             return await self._to_the_end(talk)
@@ -257,11 +260,12 @@ class Agents:
     async def run_child(
         self, tool: ToolSpec, arguments: Mapping[str, JSONValue], scope: CallScope, intent: Intent
     ) -> ToolOutcome:
-        """An agent's answer to what another one asks it, for the row that asks. What it changes,
-        its own calls change, which begin the `intent`, too; all else goes on from the store."""
+        """Gets an agent's answer to what another one asks it, for the row that asks. What it
+        changes, its own calls change, which begin the `intent` too; all else continues from the
+        store."""
         talk = self._open[scope.fingerprint]
         child = self._children[f"{talk.stage.name}/{tool.source}"]
-        active = talk.attempts.row
+        active = talk.attempts.asked.row
         prepared = self._preparer.prepare(
             child, self._preparer.view(dict(arguments)), active.new.row.id
         )
@@ -296,25 +300,27 @@ class Agents:
     async def recorded(
         self, run: int, scope: CallScope
     ) -> tuple[list[RecordedCall], list[ToolCall]]:
-        """The calls that a run recorded for the task whose conversation this is, and those before
-        this call in it."""
+        """Returns the calls that a run recorded for the task whose conversation this is, and those
+        before this call in it."""
         talk = self._open[scope.fingerprint]
-        of, new, (*earlier, now) = talk.attempts, talk.attempts.row.new, talk.turns
-        where = {
-            "stage": of.stage.name,
-            "replica": of.replica,
-            "agent": talk.stage.name if of.talk.of else "",
-        }
-        calls = await recorded_calls(
-            self._database, run=run, id=new.row.id, occurrence=new.occurrence, **where
+        attempts = talk.attempts
+        new = attempts.asked.row.new
+        recorded = await recorded_calls(
+            self._database,
+            run=run,
+            id=new.row.id,
+            occurrence=new.occurrence,
+            stage=attempts.stage.name,
+            replica=attempts.asked.replica,
+            agent=talk.stage.name if attempts.talk.of else "",
         )
-        return calls, [
-            *(call for turn in earlier for call in turn.reply.calls),
-            *now.reply.calls[: scope.call],
-        ]
+        *earlier, current = talk.turns
+        before = [call for turn in earlier for call in turn.reply.calls]
+        return recorded, [*before, *current.reply.calls[: scope.call]]
 
     def _lost(self, talk: TaskConversation, error: RowError, tried: int) -> RowError | None:
-        """Why a conversation whose server lost its session ends; None: it begins anew."""
+        """Returns the error for a conversation whose server lost its session, or None to begin it
+        again."""
         attempts = talk.attempts
         if attempts.talk.changed and (talk.changed or self.calls.choice != "repeat"):
             what = (
@@ -325,13 +331,13 @@ class Agents:
                 attempts, what, "--repeat-calls begins one, --skip-calls goes on with a new session"
             )
         self._ledger.batch.calls.turn_ends.append(
-            ("lost", attempts.fingerprint, talk.turns[-1].number)
+            ("lost", attempts.asked.fingerprint, talk.turns[-1].number)
         )
         attempts.talk.changed = ""
         return error if tried == MOST_ANEW else None
 
     async def _to_the_end(self, talk: TaskConversation) -> Answer | RowError:
-        """Takes turns until the conversation ends, or cannot go on for now."""
+        """Takes turns until the conversation ends, or cannot continue for now."""
         end = talk.end
         self._note_end(talk, end)  # where a batch brought it
         while end is None:
@@ -349,7 +355,7 @@ class Agents:
         now = self._clocks.wall()
         sources = sources_of_turns(turn.reply for turn in talk.turns)
         return Answer(
-            Result(attempts.fingerprint, end.text, endpoint, now, how=how, sources=sources),
+            Result(attempts.asked.fingerprint, end.text, endpoint, now, how=how, sources=sources),
             end.value,
         )
 
@@ -379,7 +385,7 @@ class Agents:
     def _count_turn(self, talk: TaskConversation) -> RowError | None:
         """Counts one more turn of the row; the error of a row that has none left."""
         most = self._budget.turns
-        active = talk.attempts.row
+        active = talk.attempts.asked.row
         if most is not None:
             left = most - max(active.used.turns, len(talk.turns))
             used = f"row_budget: the {most} turns of the row"
@@ -399,9 +405,9 @@ class Agents:
         assert call is not None
         child = talk.stage.name if attempts.talk.of else ""
         turn = AgentTurn(
-            new=attempts.row.new,
+            new=attempts.asked.row.new,
             stage=stage.index,
-            fingerprint=attempts.fingerprint,
+            fingerprint=attempts.asked.fingerprint,
             number=attempts.talk.turns,
             conversation=talk.first,
             model=talk.connection.model.lane,
@@ -426,7 +432,7 @@ class Agents:
         ]
         durable = [] if talk.durable else [self.durable()]
         together = asyncio.gather(*works, *durable, return_exceptions=True)
-        found = await talk.attempts.row.deadline.wait(together)
+        found = await talk.attempts.asked.row.deadline.wait(together)
         talk.durable = True
         for one in (talk.raised, *found):
             if isinstance(one, BaseException):
@@ -444,7 +450,7 @@ class Agents:
         how = how_ended(end)
         if how is not None:
             self._ledger.batch.calls.turn_ends.append(
-                (how, talk.attempts.fingerprint, talk.turns[-1].number)
+                (how, talk.attempts.asked.fingerprint, talk.turns[-1].number)
             )
 
 

@@ -63,7 +63,7 @@ class StoredIntent(Intent):
         self._before = attempts.talk.changed
         attempts.talk.changed = shown([self._turn.reply.calls[self._place]])
         self._talk.changed = True
-        above = self._calls.intents.get(attempts.fingerprint)
+        above = self._calls.intents.get(attempts.asked.fingerprint)
         if above is not None:
             above.note()
         self._calls.keep(self._talk, self._turn, self._place, "intent", None)
@@ -189,7 +189,7 @@ class ToolCalls:
             return self.keep(talk, turn, place, "refused", checked)
         open_call = old if old is not None and old.state != "refused" else None
         if open_call is None:  # else it was counted when it was begun
-            active = talk.attempts.row
+            active = talk.attempts.asked.row
             most = self._budget.tool_calls
             if most is not None and active.used.tool_calls >= most:
                 talk.bound = f"row_budget: the {most} calls of tools of the row"
@@ -212,7 +212,7 @@ class ToolCalls:
         intent = StoredIntent(self, talk, turn, place) if allowed.changes else NO_INTENT
         at = self._clocks.wall()
         begun = self._clocks.monotonic()
-        scope = CallScope(talk.stage.index, talk.attempts.fingerprint, turn.number, place)
+        scope = CallScope(talk.stage.index, talk.attempts.asked.fingerprint, turn.number, place)
         try:
             outcome = await self.pool.call(allowed.tool, allowed.arguments, scope, intent)
         except (AgacError, RunStopped) as error:
@@ -296,9 +296,9 @@ class ToolCalls:
         stage = talk.attempts.stage
         batch = self._ledger.batch
         text = None if text is None else storable(self._clean(text))
-        active = talk.attempts.row
+        active = talk.attempts.asked.row
         at = self._clocks.wall() if at is None else at
-        own = talk.attempts.fingerprint, turn.number, place
+        own = talk.attempts.asked.fingerprint, turn.number, place
         record = ToolCallRecord(
             active.new,
             stage.index,
@@ -339,7 +339,7 @@ class ToolCalls:
 
     def undecided(self, attempts: TaskAttempts, what: str, options: str) -> RowError:
         """Returns the error of a row about whose tool call a user decides."""
-        command = f"agac retry {self._run} --row {shlex.quote(str(attempts.row.new.row.id))}"
+        command = f"agac retry {self._run} --row {shlex.quote(str(attempts.asked.row.new.row.id))}"
         if is_job(self._workflow):
             command = f"agac resume {job_alias(self._run)}"
         return RowError(ErrorType.TOOL_OUTCOME_UNKNOWN, f"{what}. {command} {options}")

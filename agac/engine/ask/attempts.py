@@ -12,7 +12,6 @@ from agac.core.types import JSONValue, Reply, Request
 from agac.engine.ask.answers import TaskRequest
 from agac.engine.ask.connections import ModelConnection
 from agac.engine.ask.limits import Reservation
-from agac.engine.walk.effects import ActiveRow
 from agac.plan.stage import PlannedStage
 from agac.store.records import Attempt, Call
 
@@ -70,21 +69,6 @@ class TaskAttempts:
     """The progress of its conversation."""
 
     @property
-    def row(self) -> ActiveRow:
-        """The row of the task."""
-        return self.asked.row
-
-    @property
-    def fingerprint(self) -> bytes:
-        """The fingerprint of the task."""
-        return self.asked.fingerprint
-
-    @property
-    def replica(self) -> int:
-        """The number of the replica that the task is, from 1; 0 if it has none."""
-        return self.asked.replica
-
-    @property
     def stage(self) -> PlannedStage:
         """The stage at which its calls are recorded and paid for."""
         return self.talk.of or self.connection.stage
@@ -124,7 +108,7 @@ def log_call(run: int, attempts: TaskAttempts, call: Call, reply: Reply | None) 
     is a secret too."""
     connection = attempts.connection
     clean = connection.redactor.clean
-    row_id = attempts.row.new.row.id
+    row_id = attempts.asked.row.new.row.id
     attempt = call.attempt
     usage = call.usage
     log_fields: dict[str, JSONValue] = {
@@ -167,7 +151,7 @@ def log_call(run: int, attempts: TaskAttempts, call: Call, reply: Reply | None) 
         usage.input_tokens,
         usage.output_tokens,
         log_fields["error_message"] or "ok",
-        extra=fields(**log_fields, **attempts.row.log_fields),
+        extra=fields(**log_fields, **attempts.asked.row.log_fields),
     )
 
 

@@ -129,7 +129,7 @@ class Caller:
                 self._turn_to(connection, attempts, answer)
                 answer = await ask_model(attempts, request)
         except RowDeadlineExceeded:
-            answer = RowError(ErrorType.TIMEOUT, str(attempts.row.deadline))
+            answer = RowError(ErrorType.TIMEOUT, str(attempts.asked.row.deadline))
         except RowBudgetExceeded:
             spent = "row_budget: the next call could cost more than the row has left"
             answer = RowError(ErrorType.BUDGET_EXCEEDED, spent)
@@ -148,7 +148,7 @@ class Caller:
         attempts.ambiguous = 0
         attempts.quoted = 0
         attempts.position += 1
-        row_id = attempts.row.new.row.id
+        row_id = attempts.asked.row.new.row.id
         stage = connection.stage.name
         about = self._about(attempts, error=error.type.value)
         lane = connection.model.lane
@@ -163,9 +163,10 @@ class Caller:
             attempts.purpose = "repair"
         else:
             attempts.purpose = "fallback" if attempts.position else "ask"
-            request = request_for_model(
-                connection.model, request, attempts.position, attempts.replica
-            )
+            if attempts.position or attempts.asked.replica:
+                request = request_for_model(
+                    connection.model, request, attempts.position, attempts.asked.replica
+                )
         attempts.request = request
         asked_again_because = ""
         replies: list[Reply] = []
@@ -195,7 +196,7 @@ class Caller:
         """Makes the answer of the last of these replies, which is valid."""
         assert attempts.last is not None
         result = Result(
-            attempts.fingerprint,
+            attempts.asked.fingerprint,
             valid.text,
             attempts.last.endpoint,
             self._wall(),
@@ -235,7 +236,7 @@ class Caller:
                     if judge is not None:
                         worth = judge(answer)
                     else:
-                        worth = connection.check(answer, attempts.row.view)
+                        worth = connection.check(answer, attempts.asked.row.view)
                 finally:
                     # the attempt is kept with the reply itself, whatever the check says or raises
                     self._keep(attempts, call, answer, worth)
@@ -262,11 +263,11 @@ class Caller:
             self._jitter(),
             stage.retries,
             has_alternative=attempts.position + 1 < len(stage.models),
-            waited=attempts.row.used.waited,
+            waited=attempts.asked.row.used.waited,
         )
         match decision:
             case FailTask():
-                if attempts.row.deadline.over:
+                if attempts.asked.row.deadline.over:
                     raise RowDeadlineExceeded
                 return False
             case StopRun():
@@ -294,7 +295,7 @@ class Caller:
         }
         more = "".join(f", {name} {value}" for name, value in about.items() if value)
         async with replies.turn:
-            replies.begin(f"row {attempts.row.new.row.id}{more}")
+            replies.begin(f"row {attempts.asked.row.new.row.id}{more}")
             return await self._send_once(attempts, attempt, body, fresh=fresh)
 
     async def _send_once(
@@ -317,7 +318,7 @@ class Caller:
                     attempt,
                     attempts.request,
                     body,
-                    attempts.row.deadline,
+                    attempts.asked.row.deadline,
                     self._settler.given_up,
                     fresh=fresh,
                 )
@@ -333,7 +334,7 @@ class Caller:
     async def _reserve(budgets: BudgetLimiter, attempts: TaskAttempts, worst: Amount) -> None:
         """Reserves the most that a call can cost. Raises RunStopped, RowBudgetExceeded and
         RowDeadlineExceeded."""
-        row = attempts.row
+        row = attempts.asked.row
         if row.used.budget is None:
             row.used.budget = budgets.row_balance()
         reserved = budgets.reserve(attempts.stage.name, row.used.budget, worst)
@@ -347,7 +348,7 @@ class Caller:
     def _diverted(self, attempts: TaskAttempts, connection: ModelConnection) -> ModelConnection:
         """Returns the connection with another sender: the answers of a test, or workers."""
         if self._answers is not None:
-            row_id = attempts.row.new.row.id
+            row_id = attempts.asked.row.new.row.id
             call = OutgoingCall(connection.stage, connection.model, row_id, attempts.request)
             send = partial(self._answers.send, call, connection.sender.send)
             return replace(connection, through=send)
@@ -358,7 +359,7 @@ class Caller:
     async def _wait(self, attempts: TaskAttempts, fault: Fault, delay: float, lane: bool) -> None:
         """Waits before the next attempt; with the whole lane where that is asked for."""
         connection = attempts.connection
-        row_id = attempts.row.new.row.id
+        row_id = attempts.asked.row.new.row.id
         stage = connection.stage.name
         message = fault.message
         about = self._about(
@@ -374,20 +375,20 @@ class Caller:
         if lane and connection.lane.pause(delay):
             name = connection.model.lane
             _log.warning("%s: %s; retrying in %.0f s", name, message, delay, extra=about)
-        if not attempts.row.deadline.outlasts(delay):
+        if not attempts.asked.row.deadline.outlasts(delay):
             raise RowDeadlineExceeded
-        attempts.row.used.waited += delay
+        attempts.asked.row.used.waited += delay
         await self._stop_signal.sleep(delay)
 
     def _about(self, attempts: TaskAttempts, **more: JSONValue) -> dict[str, Any]:
         """Returns the `extra` of a log record about a task."""
         connection = attempts.connection
         about = {
-            "row": attempts.row.new.row.id,
+            "row": attempts.asked.row.new.row.id,
             "stage": connection.stage.name,
             "model": connection.model.lane,
         }
-        return fields(run=self._run, **about, **more, **attempts.row.log_fields)
+        return fields(run=self._run, **about, **more, **attempts.asked.row.log_fields)
 
     def _keep(
         self,
@@ -411,7 +412,7 @@ class Caller:
             self._budgets.settle(attempts.reservation, real, unconfirmed)
             attempts.reservation = None
         attempts.last = call
-        self._settler.keep_call(attempts.row, attempts.stage, call)
+        self._settler.keep_call(attempts.asked.row, attempts.stage, call)
         if self._traces is not None:
             self._traces.called(attempts, call, reply)
         if self._replies:

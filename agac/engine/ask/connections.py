@@ -144,7 +144,9 @@ class Route:
             refused = answer.kind is FaultKind.PAUSE
         known_cost = None
         if usage is not None:
-            known_cost = cost(usage, self.price(tier, times.started_at))
+            provider = self.model.provider
+            price = price_of(provider, self.model.model, tier, times.started_at)
+            known_cost = cost(usage, price)
         return Call(
             attempt,
             self.endpoint(reply),

@@ -181,7 +181,9 @@ class TaskConversation:
         else:
             whole = reply
         enforced = self.connection.enforced and not (self._without_schema or self._in_words)
-        found = self.connection.checker.check(whole, enforced=enforced, view=self.attempts.row.view)
+        found = self.connection.checker.check(
+            whole, enforced=enforced, view=self.attempts.asked.row.view
+        )
         may_go_on = self._without_schema and bool(reply.text.strip()) and not reply.calls
         if may_go_on and isinstance(found, RowError) and found.type in _OF_FORM:
             return None
@@ -259,7 +261,7 @@ class TaskConversation:
         if not self.stage.wants_json:
             texts = ["\n\n".join(texts)]
         passed = Reply(texts[0], Finish.STOP, Usage(), turn.reply.model, others=tuple(texts[1:]))
-        return self.connection.checker.check(passed, view=self.attempts.row.view)
+        return self.connection.checker.check(passed, view=self.attempts.asked.row.view)
 
     def replay(self, stored: Sequence[StoredTurn], calls: Iterable[StoredCall]) -> None:
         """Goes through stored turns as they were gone through before."""

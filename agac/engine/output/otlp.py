@@ -137,7 +137,7 @@ class Traces:
     def called(self, attempts: TaskAttempts, call: Call, reply: Reply | None) -> None:
         """Notes a call that ended."""
         model = attempts.connection.model.model
-        notes = attempts.row.notes
+        notes = attempts.asked.row.notes
         self.count(model, call)
         if notes is not None:
             texts: Mapping[str, Sequence[Message]] = {}

@@ -141,9 +141,9 @@ class WorkerCalls:
         )
         line = (
             attempts.stage.index,
-            attempts.row.new,
-            attempts.replica,
-            attempts.fingerprint,
+            attempts.asked.row.new,
+            attempts.asked.replica,
+            attempts.asked.fingerprint,
             mark,
         )
         attempts.given = self._event, number
@@ -199,7 +199,7 @@ class WorkerCalls:
     ) -> None:
         """A reply came after its call was given up, and counted at its worst."""
         attempt = attempts.attempt()._replace(purpose="paid_again")
-        new = attempts.row.new
+        new = attempts.asked.row.new
         self._keep(connection, new, attempts.stage, attempt, at, reply, attempts.reservation)
 
     def _keep(
