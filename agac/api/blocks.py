@@ -129,7 +129,7 @@ def _of_block(checked: CheckedWorkflow, options: RunOptions) -> CheckedWorkflow:
             f"stage {whole[0]!r} has to see all rows, and these come in blocks", remedy=remedy
         )
     if options.budget is None and any(
-        (flow.rules.project, flow.rules.workflow, *(one.budget for one in flow.asking))
+        (flow.rules.project, flow.rules.workflow, *(one.settings.budget for one in flow.asking))
     ):
         remedy = "Say what each block may spend: options=agac.RunOptions(budget=0.50)."
         raise UsageError(

@@ -104,7 +104,11 @@ async def plan_in(
         report.warnings = [*checked.warnings, *missing, *loose, *report.warnings]
         if database is not None:
             report.warnings[:0] = await warnings_before(database, opened, checked, plan, ask=True)
-        names = [one.stage.name for one in report.stages if one.reuse and one.stage.tooling.record]
+        names = [
+            one.stage.name
+            for one in report.stages
+            if one.reuse and one.stage.settings.tooling.record
+        ]
         if names:
             text = NOT_RECORDED.format(", ".join(names))
             report.warnings.append(Problem(Where("tools_mode"), text, "warning"))
@@ -254,7 +258,7 @@ async def quote_of(database: Database, work: Work, summary: RunSummary) -> Quote
     longer /= done.characters or 1
     past = PastUsage([PastRun(counts, {}, {})])
     took = summary.timing_ms.duration.p50
-    now = estimate(replace(stage, run_mode="sync"), left.questions, None, past, longer=longer)
+    now = estimate(_by_calls(stage), left.questions, None, past, longer=longer)
     seconds = call_seconds(stage, now, work.plan.concurrency, took / 1000 if took else None)
     answers = [(row.id, row.error_message or json.loads(row.value or "null")) for row in first]
     return Quote(left.run, now.usd, now.ways["batch"], seconds, left.simulated, answers)
@@ -314,10 +318,14 @@ async def asks_first_rows_alone(database: Database, work: Work, quotes: str | No
 def by_calls(plan: Plan) -> Plan:
     """The plan with all stages asked by calls."""
     stages = (
-        replace(stage, run_mode="sync") if isinstance(stage, PlannedStage) else stage
-        for stage in plan.stages
+        _by_calls(stage) if isinstance(stage, PlannedStage) else stage for stage in plan.stages
     )
     return replace(plan, stages=tuple(stages))
+
+
+def _by_calls(stage: PlannedStage) -> PlannedStage:
+    """The stage asked by calls."""
+    return replace(stage, settings=replace(stage.settings, run_mode="sync"))
 
 
 async def confirm_cost(database: Database, work: Work, confirm: Confirm | None) -> None:

@@ -288,7 +288,7 @@ def _refuse_impossible(checked: CheckedWorkflow, options: RunOptions) -> None:
     if not options.stream:
         return
     for stage in checked.workflow.asking:
-        if stage.run_mode == "batch":
+        if stage.settings.run_mode == "batch":
             what = f"--stream: stage {stage.name!r} is asked in batches, whose replies come whole"
             raise UsageError(what, remedy="Leave out --stream, or add --run-mode sync.")
 

@@ -308,7 +308,11 @@ def _notes(
     notes = InvocationNotes()
     any_unchanged = bool(invocation.totals.rows.unchanged)
     reused = {each.name for each in summary.stages if any_unchanged or each.tasks.reused}
-    names = [stage.name for stage in plan.stages if stage.tooling.record and stage.name in reused]
+    names = [
+        stage.name
+        for stage in plan.stages
+        if stage.settings.tooling.record and stage.name in reused
+    ]
     if names:
         notes = replace(notes, not_recorded=NOT_RECORDED.format(", ".join(names)))
     if count is None or invocation.totals.rows.all_read:
@@ -386,7 +390,7 @@ def _empty(plan: Plan, summary: RunSummary, workflow: Workflow | None) -> list[P
     """Returns a problem for each stage with `on_empty` that has no result."""
     problems = []
     for stage, counts in zip(plan.stages, summary.stages, strict=True):
-        if stage.on_empty is None or counts.tasks.done + counts.tasks.reused:
+        if stage.settings.on_empty is None or counts.tasks.done + counts.tasks.reused:
             continue
         written = workflow.stages[stage.index] if workflow is not None else None
         if written:
@@ -394,7 +398,7 @@ def _empty(plan: Plan, summary: RunSummary, workflow: Workflow | None) -> list[P
         else:
             where = Where(plan.workflow, path=f"{stage.name}.on_empty")
         message = f"no row has a result of stage {stage.name!r}"
-        if stage.on_empty == "error":
+        if stage.settings.on_empty == "error":
             problems.append(Problem(where, message))
         else:
             problems.append(Problem(where, message, "warning"))

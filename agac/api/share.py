@@ -401,7 +401,7 @@ def _paid_in_batches(stages: Iterable[PlannedStage]) -> list[str]:
     return [
         one.name
         for one in stages
-        if one.run_mode == "batch" and not all(m.provider.simulated for m in one.models)
+        if one.settings.run_mode == "batch" and not all(m.provider.simulated for m in one.models)
     ]
 
 

@@ -303,7 +303,7 @@ async def show_progress(
         warnings=warnings,
         upstream={stage.name: stage.ancestors for stage in plan.stages},
         uncounted=uncounted(plan.stages),
-        in_batches=[stage.name for stage in plan.asking if stage.run_mode == "batch"],
+        in_batches=[stage.name for stage in plan.asking if stage.settings.run_mode == "batch"],
         exploded=exploded(plan.stages),
     )
     follower = asyncio.ensure_future(_follow_store(run, database))

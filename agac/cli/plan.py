@@ -413,7 +413,7 @@ def _turn_guesses(stage: StageForecast) -> Iterator[str]:
         yield f"  Conversations at {stage.name}: {often}; {bound}"
     elif agent.asks and agent.runtime is not None:
         often = "two calls in each are a guess" if is_guess else "with as much as before"
-        most = agent.tooling.max_turns + 1
+        most = agent.settings.tooling.max_turns + 1
         yield (
             f"  Sessions of OpenCode at {stage.name}: how often each asks is not "
             f"known, {often}; {most} at most"

@@ -181,7 +181,7 @@ class InvocationContext:
         others."""
         calls = self.plan.concurrency
         workers = calls
-        if any(stage.run_mode == "batch" for stage in self.plan.asking):
+        if any(stage.settings.run_mode == "batch" for stage in self.plan.asking):
             workers = max(workers, ROWS_OF_BATCHES)
         if any(stage.agent_spec for stage in self.plan.asking):
             workers = max(workers, self.plan.rules.max_open_rows or 4 * calls)

@@ -92,10 +92,12 @@ async def broken_off_retry(database: Database, run: int) -> Retry | None:
 
 def may_call(stage: PlannedStage) -> bool:
     """Whether tasks of a stage may be called: else nothing is in flight that a kill could lose."""
-    batch = stage.batch
+    batch = stage.settings.batch
     later = batch.retry == "sync" or batch.deadline is not None
     return (
-        stage.run_mode == "sync" or later or any(one.provider.batch is None for one in stage.models)
+        stage.settings.run_mode == "sync"
+        or later
+        or any(one.provider.batch is None for one in stage.models)
     )
 
 
@@ -236,7 +238,7 @@ def _billed_a_row(stage: PlannedStage, concurrency: int) -> int:
         return 2 * concurrency
     if stage.agent_spec:  # a turn of a conversation is durable before the next
         return stage.replicas * max_billed_calls(0, 1)
-    return stage.replicas * max_billed_calls(stage.repair, len(stage.models))
+    return stage.replicas * max_billed_calls(stage.settings.repair, len(stage.models))
 
 
 async def _workers_of(context: InvocationContext) -> WorkerCalls | None:

@@ -117,7 +117,11 @@ def _written_folders(work: Work, *, batched: bool) -> tuple[Path, ...]:
 
 def _cutoffs(plan: Plan, now: float) -> dict[int, float]:
     """Returns the time before which a stored answer is too old, by stages that limit the age."""
-    return {stage.index: now - stage.max_age for stage in plan.asking if stage.max_age is not None}
+    return {
+        stage.index: now - stage.settings.max_age
+        for stage in plan.asking
+        if stage.settings.max_age is not None
+    }
 
 
 async def _opened_rows(

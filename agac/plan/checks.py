@@ -111,7 +111,7 @@ def _of_runtime(stage: WrittenStage, models: Sequence[PlannedModel]) -> Iterator
     """What a program that runs tasks as agents cannot do."""
     from agac.providers import opencode  # and what runs programs, where a stage has one
 
-    if stage.run_mode == "batch":
+    if stage.settings.run_mode == "batch":
         message = (
             "sessions of OpenCode ask the model themselves, so that no batch can hold "
             "their requests"
@@ -155,7 +155,7 @@ class _Resolving:
             if (
                 row
                 and row.batch
-                and stage.run_mode == "batch"
+                and stage.settings.run_mode == "batch"
                 and row.base_url != self.providers[row.name].base_url
             ):
                 named = (
@@ -329,7 +329,7 @@ def missing_parts(workflow: Workflow, root: Path, env: Mapping[str, str]) -> lis
     wants = [
         (stage.at("json_repair"), "json_repair", "json-repair")
         for stage in workflow.asking
-        if stage.json_repair
+        if stage.settings.json_repair
     ]
     if "parquet" in workflow.output.formats:
         wants.append((workflow.output.where, "parquet", "duckdb"))
@@ -348,7 +348,7 @@ def missing_parts(workflow: Workflow, root: Path, env: Mapping[str, str]) -> lis
             )
             found.append(Problem(target.where, what, "warning"))
     for one in (one for stage in workflow.asking for one in family(stage)):
-        program = one.tooling.program
+        program = one.settings.tooling.program
         if program is not None:
             from agac.providers.opencode import find_program  # as above
 
@@ -359,7 +359,7 @@ def missing_parts(workflow: Workflow, root: Path, env: Mapping[str, str]) -> lis
                     Problem(one.at("runtime"), f"{error.message}. {error.remedy}", "warning")
                 )
         for server in (
-            one.tooling.servers if one.agent_spec and one.agent_spec.mode == "live" else ()
+            one.settings.tooling.servers if one.agent_spec and one.agent_spec.mode == "live" else ()
         ):
             try:
                 connection(server, root, env)
@@ -406,7 +406,9 @@ def check_batches(workflow: Workflow, models: Models) -> list[Problem]:
     problems: list[Problem] = []
     without: dict[tuple[Where, str, str], list[str]] = {}
     stages = [
-        stage for stage in workflow.asking if stage.run_mode == "batch" and stage.name in models
+        stage
+        for stage in workflow.asking
+        if stage.settings.run_mode == "batch" and stage.name in models
     ]
     for stage in stages:
         model = models[stage.name][0]
@@ -415,7 +417,7 @@ def check_batches(workflow: Workflow, models: Models) -> list[Problem]:
             without.setdefault(lacking, []).append(repr(stage.name))
             continue
         problems += _beyond(stage, model, model.provider.batch)
-        for server in stage.tooling.servers:
+        for server in stage.settings.tooling.servers:
             if server.state:
                 message = (
                     f"batches end a session with each turn, and server {server.name!r} "
@@ -426,7 +428,7 @@ def check_batches(workflow: Workflow, models: Models) -> list[Problem]:
                         stage.at("run_mode"), f"{message}; write `run_mode: sync` for the stage"
                     )
                 )
-        rules = stage.batch
+        rules = stage.settings.batch
         calls = rules.retry == "sync" or (
             rules.deadline is not None and rules.on_deadline == "sync"
         )
@@ -458,7 +460,7 @@ def check_batches(workflow: Workflow, models: Models) -> list[Problem]:
 
 
 def _beyond(stage: WrittenStage, model: PlannedModel, traits: BatchTraits) -> Iterator[Problem]:
-    rules = stage.batch
+    rules = stage.settings.batch
     name = model.provider.name
     for key in ("max_requests", "max_bytes"):
         own = getattr(rules, key)
@@ -516,7 +518,7 @@ def check_budgets(workflow: Workflow, models: Models) -> list[Problem]:
     for stage in workflow.calling:
         budgets = [
             one
-            for one in (rules.project, rules.workflow, rules.row, stage.budget)
+            for one in (rules.project, rules.workflow, rules.row, stage.settings.budget)
             if one is not None
         ]
         if stage.name not in models or not budgets:
@@ -576,7 +578,7 @@ def lint_models(
         rules.project,
         rules.workflow,
         rules.confirm_above,
-        *(stage.budget for stage in workflow.asking),
+        *(stage.settings.budget for stage in workflow.asking),
     )
     if paid and all(bound is None for bound in bounds):
         names = ", ".join(sorted({one.provider.name for *_, one in paid}))

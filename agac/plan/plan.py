@@ -29,7 +29,6 @@ from agac.plan.stage import (
     ends_of,
     recorded_stages,
     stage_body,
-    stored_fields,
     tupled,
 )
 from agac.providers.backend import at_backend
@@ -45,7 +44,7 @@ from agac.spec.python_code import EDITED, FunctionRef, same_function
 from agac.spec.rules import RunRules
 from agac.spec.tool_schemas import safe_name
 from agac.spec.tools import AgentSpec, NamedTool, ToolRules, ToolSettings, ToolSpec
-from agac.spec.workflow import PythonSchema, Stage, Workflow, WrittenStage, family
+from agac.spec.workflow import PythonSchema, Stage, StageSettings, Workflow, WrittenStage, family
 
 DEFAULT_CONCURRENCY = 32
 """Calls in flight when nobody says otherwise: busy enough for a hosted model, gentle to a local
@@ -146,7 +145,8 @@ def make_plan(
     if not concurrency:  # rows that walk at a time: enough to fill the widest stage
         asking = (stage for stage in stages if isinstance(stage, PlannedStage))
         wanted = (
-            s.concurrency or s.provider.limits.concurrency or DEFAULT_CONCURRENCY for s in asking
+            s.settings.concurrency or s.provider.limits.concurrency or DEFAULT_CONCURRENCY
+            for s in asking
         )
         concurrency = max(wanted, default=DEFAULT_CONCURRENCY)
     body = definition(workflow, stages)
@@ -221,7 +221,8 @@ def numbered(stages: Iterable[AnyStage]) -> tuple[AnyStage, ...]:
 def _stage(stage: WrittenStage, models: Models, root: Path, untrusted: bool) -> PlannedStage:
     children = tuple(_stage(child, models, root, untrusted) for child in stage.children)
     agent_spec, tooling = with_tools(stage, children, root, untrusted=untrusted)
-    stage = replace(stage, agent_spec=agent_spec, tooling=tooling)
+    settings = replace(stage.settings, tooling=tooling)
+    stage = replace(stage, agent_spec=agent_spec, settings=settings)
     resolved = None
     written = stage.output_schema
     if written is not None:
@@ -302,12 +303,12 @@ def run_settings(plan: Plan, root: Path) -> dict[str, Any]:
 
 
 def _stage_settings(stage: AnyStage, root: Path) -> dict[str, Any]:
-    own = {
-        one.name: _plain(getattr(stage, one.name), root)
-        for one, how in stored_fields(decides=False)
-        if how.always == "all"
-        or (stage.asks and (how.always or getattr(stage, one.name) != one.default))
-    }
+    own = {}
+    for setting in fields(StageSettings):
+        kept = setting.metadata["kept"]
+        value = getattr(stage.settings, setting.name)
+        if kept == "all" or (stage.asks and (kept == "asks" or value != setting.default)):
+            own[setting.name] = _plain(value, root)
     if isinstance(stage, LocalStage):
         does = stage.operation
         if isinstance(does, Python):
@@ -449,11 +450,14 @@ def _restored_stage(
     *,
     functions: bool,
 ) -> AnyStage:
-    hints = _hints(Stage)
-    beside = (one.name for one, _ in stored_fields(decides=False))
-    own = {name: _read(hints[name], how[name], root) for name in beside if name in how}
-    own["checks"] = tuple(replace(one, guard=_guard(one.guard.text)) for one in recorded.checks)
-    stage = replace(recorded, **own, guard=_guard(recorded.guard.text) if recorded.guard else None)
+    hints = _hints(StageSettings)
+    settings = {name: _read(hints[name], how[name], root) for name in hints if name in how}
+    stage = replace(
+        recorded,
+        settings=StageSettings(**settings),
+        checks=tuple(replace(one, guard=_guard(one.guard.text)) for one in recorded.checks),
+        guard=_guard(recorded.guard.text) if recorded.guard else None,
+    )
     if stage.operation is not None:
         return local_stage(
             replace(stage, operation=_operation(stage.operation, how, root, functions=functions))
@@ -538,7 +542,7 @@ def with_tools(
     stands for their source. `children`, where they are planned, tell their versions. Raises
     UsageError."""
     if stage.agent_spec is None:
-        return None, stage.tooling
+        return None, stage.settings.tooling
     told = dict[str, ToolSpec]()
     rules = dict[str, ToolRules]()
     # whose names can be made longer
@@ -581,14 +585,14 @@ def with_tools(
         )
     tools = tuple(told[name] for name in sorted(told))
     return replace(stage.agent_spec, tools=tools), replace(
-        stage.tooling, rules=dict(sorted(rules.items()))
+        stage.settings.tooling, rules=dict(sorted(rules.items()))
     )
 
 
 def same_files(stage: Stage, root: Path) -> None:
     """Raises UsageError when files that an agent's fingerprints stand for no longer hold what they
     did."""
-    for known, patterns in stage.tooling.files.items():
+    for known, patterns in stage.settings.tooling.files.items():
         with suppress(Refused):  # where they are gone
             if files_hash(home_of(root), patterns) == known:
                 continue
@@ -613,7 +617,9 @@ def _told(
 
     if tool.spec is not None:  # what a server says of its tools is never believed
         server = next(
-            one for one in stage.tooling.servers if one.name == tool.source.partition(":")[0]
+            one
+            for one in stage.settings.tooling.servers
+            if one.name == tool.source.partition(":")[0]
         )
         return tool.spec, ToolRules(timeout=server.timeout, scope=server.scope, side_effects=True)
     if untrusted and isinstance(tool.function, FunctionRef):

@@ -236,19 +236,19 @@ def definition(workflow: Workflow, stages: Sequence[AnyStage]) -> dict[str, Any]
     }
 
 
-def stored_fields(*, decides: bool) -> Iterator[tuple[Field[Any], StoredModel]]:
-    """The fields of a Stage that stand in the definition, or beside it, and how they do."""
-    for one in fields(Stage):
-        how = one.metadata.get("stored")
-        if how is not None and how.decides is decides:
-            yield one, how
+def defined_fields() -> Iterator[tuple[Field[Any], StoredModel]]:
+    """Yields the fields of a Stage that are in its definition, and how each of them is."""
+    for stage_field in fields(Stage):
+        how = stage_field.metadata.get("stored")
+        if how is not None:
+            yield stage_field, how
 
 
 def stage_body(stage: Stage) -> dict[str, Any]:
     """A stage in the definition. What is new is left out at its default, so that older definitions
     stay the same."""
     found: dict[str, Any] = {}
-    for one, how in stored_fields(decides=True):
+    for one, how in defined_fields():
         value = getattr(stage, one.name)
         always = how.always == "all" or (how.always == "asks" and stage.asks)
         if always or (
@@ -268,11 +268,7 @@ def stage_body(stage: Stage) -> dict[str, Any]:
 def read_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a Stage that its definition holds, by name; those that it leaves out are at
     their defaults."""
-    there = [
-        (one.name, how)
-        for one, how in stored_fields(decides=True)
-        if not how.key or how.key in body
-    ]
+    there = [(one.name, how) for one, how in defined_fields() if not how.key or how.key in body]
     return {name: how.read(body[how.key] if how.key else body) for name, how in there}
 
 

@@ -38,7 +38,7 @@ class HintingSender:
         self._sender = sender
         self._minor = minor
         self._run = run
-        self._repair = stage.repair
+        self._repair = stage.settings.repair
         self._said = sum(one.role == "assistant" for one in stage.examples)
         self._agent = stage.agent_spec is not None
         self._seen = defaultdict[Kind, deque[tuple[int, bool]]](lambda: deque(maxlen=KEPT))

@@ -124,7 +124,7 @@ def _of_other_stages(key: str, operation: str) -> str:
 def rule_problems(stage: WrittenStage) -> Iterator[Problem]:
     """Yields rules for retries and batches that contradict themselves, or have no effect."""
     yield from _retry_problems(stage)
-    if stage.run_mode == "sync":
+    if stage.settings.run_mode == "sync":
         yield from _unused_batch(stage)
         return
     yield from _deadline_problems(stage)
@@ -133,7 +133,7 @@ def rule_problems(stage: WrittenStage) -> Iterator[Problem]:
 
 def _retry_problems(stage: WrittenStage) -> Iterator[Problem]:
     """Yields a first wait that is longer than the longest one."""
-    retries = stage.retries
+    retries = stage.settings.retries
     if retries.delay <= retries.max_delay:
         return
     message = (
@@ -157,7 +157,7 @@ def _unused_batch(stage: WrittenStage) -> Iterator[Problem]:
 
 def _deadline_problems(stage: WrittenStage) -> Iterator[Problem]:
     """Yields a deadline that no batch reaches, or what happens at one that there is not."""
-    deadline = stage.batch.deadline
+    deadline = stage.settings.batch.deadline
     if deadline is None and "batch.on_deadline" in stage.levels:
         message = "says what happens at the deadline; add deadline, or remove on_deadline"
         yield batch_problem(stage, "on_deadline", message)
@@ -169,7 +169,7 @@ def _deadline_problems(stage: WrittenStage) -> Iterator[Problem]:
 
 def _round_problems(stage: WrittenStage) -> Iterator[Problem]:
     """Yields a warning for `max_rounds` where no request comes into a second batch."""
-    rules = stage.batch
+    rules = stage.settings.batch
     if rules.retry == "batch" or rules.max_rounds <= 1:
         return
     if stage.levels.get("batch.max_rounds") == stage.levels["batch.retry"]:

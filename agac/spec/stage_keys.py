@@ -34,11 +34,12 @@ _VALUE_TYPES: dict[type[FileModel], type] = {
 }
 """The types that mappings of files have in a Stage: the same keys, without how they were written.
 """
-"""What mappings of files are in a Stage: the same keys, without a word of how they were written."""
 
 _COMPILED = {"needs", "prompt", "explode", "checks"}  # keys that a Stage has in another form
-SAME = StageFile.model_fields.keys() & {item.name for item in fields(workflow.Stage)} - _COMPILED
-"""The keys of files that are fields of a Stage as they stand."""
+_SETTINGS = frozenset(item.name for item in fields(workflow.StageSettings))
+_FIELDS = frozenset(item.name for item in fields(workflow.Stage)) | _SETTINGS
+SAME = StageFile.model_fields.keys() & _FIELDS - _COMPILED
+"""The keys of files that are fields of a Stage, or of its settings, as they stand."""
 
 
 def merged(kind: type[Keys], *levels: FileModel) -> Keys:
@@ -138,3 +139,10 @@ def same_fields(written: StageFile, keys: DefaultsFile) -> dict[str, Any]:
         name: value_of(getattr(keys if name in DefaultsFile.model_fields else written, name))
         for name in SAME
     }
+
+
+def with_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts those of these values that are settings into the field `settings` of a Stage."""
+    settings = {name: value for name, value in values.items() if name in _SETTINGS}
+    others = {name: value for name, value in values.items() if name not in _SETTINGS}
+    return {**others, "settings": workflow.StageSettings(**settings)}

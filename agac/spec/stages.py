@@ -38,6 +38,7 @@ from agac.spec.stage_keys import (
     set_keys,
     value_of,
     with_defaults,
+    with_settings,
 )
 from agac.spec.stage_operations import group_of, operation_of
 from agac.spec.stage_texts import StageTexts
@@ -150,7 +151,7 @@ class StageBuilder:
             **_position(node, order),
             explode=tuple(written.explode.split(".")) if written.explode else None,
             path=key_path(path),
-            **values,
+            **with_settings(values),
         )
         if stage.asks:
             self.problems += (*rule_problems(stage), *self._endless(stage))
@@ -167,7 +168,7 @@ class StageBuilder:
             "a number here"
         )
         for agent in workflow.family(stage):
-            if agent.card is None or agent.tooling.max_turns != NO_LIMIT:
+            if agent.card is None or agent.settings.tooling.max_turns != NO_LIMIT:
                 continue
             if agent.card.kind == "iterative_planner":
                 yield agent.card.document.problem(("plan_iterations",), message)
@@ -261,9 +262,13 @@ class StageBuilder:
             group=None,
             replicas=1 if first.vote else first.replicas,
             vote=None,
-            budget=None,
             expect=None,
-            on_empty=None,
+            settings=replace(
+                first.settings,
+                budget=None,
+                on_empty=None,
+                run_mode=self._escalated_run_mode(escalate, first),
+            ),
             children=tuple(_renamed(child, written.name, name) for child in first.children),
             where={**first.where, **places, "": self.document.where(path)},
         )
@@ -283,8 +288,11 @@ class StageBuilder:
             # the parameters of the model's string go before the keys of the stage, as in a
             # fallback's
             "levels": levels | {"model": "override"},
-            "run_mode": self.overrides.run_mode or escalate.run_mode or first.run_mode,
         }
+
+    def _escalated_run_mode(self, escalate: EscalateFile, first: WrittenStage) -> rules.RunMode:
+        """The run mode of the escalation of the stage `first`."""
+        return self.overrides.run_mode or escalate.run_mode or first.settings.run_mode
 
     def _asking(
         self, written: StageFile, path: Path_, answers: Sequence[str], card: Card | None
@@ -459,7 +467,7 @@ class StageBuilder:
         values = self._asking(written, path, (), card=card)
         values["run_mode"] = "sync"
         values["where"] = values["where"] | {"": card.document.where(())}
-        return WrittenStage(index=0, needs=(), path=key_path(path), **values)
+        return WrittenStage(index=0, needs=(), path=key_path(path), **with_settings(values))
 
     def _defaulted(
         self,

@@ -100,31 +100,64 @@ class Visibility:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """How a field of a Stage is kept with a run: in the definition, which says what is the same,
-    or beside it. In the definition it stands under `key`, or spread among its keys where `key` is
-    empty; left out at its default, unless `always` is the kind of stage that has it (`all`, or
-    `asks`: those that ask a model), or the field named `beside` is set. What stands beside it goes
-    by `always` alone: where that is empty, of stages that ask a model and have it set. `write` and
-    `read` turn the value into JSON and back."""
+    """How a field of a Stage stands in the definition of a run, which says what is the same."""
 
     key: str = ""
+    """Its key; where it is empty, the keys of its value are keys of the stage."""
     always: Literal["all", "asks", ""] = ""
+    """The stages that have it even at its default: all, or those that ask a model."""
     beside: str = ""
+    """The field with which it is stored whenever that one is set; "": left out at its default."""
     write: Callable[[Any], Any] = lambda value: value
+    """Turns the value into JSON."""
     read: Callable[[Any], Any] = lambda value: value
-    decides: bool = True
+    """Turns JSON into the value."""
 
 
 def decides(key: str, default: Any = None, **how: Any) -> Any:
-    """A field that decides answers: it is a part of the definition, and so of the identity of a
-    run."""
+    """Declares a field that decides answers: it is a part of the definition, and so of a run's
+    identity."""
     return field(default=default, metadata={"stored": StoredModel(key, **how)})
 
 
-def setting(default: Any = None, always: Literal["all", "asks", ""] = "asks") -> Any:
-    """A field that says how answers are got: it is kept beside the definition. One that came later
-    is `always` empty: what is stored where it is at its default is what it was."""
-    return field(default=default, metadata={"stored": StoredModel(always=always, decides=False)})
+Kept = Literal["all", "asks", "set"]
+"""The stages with which a setting is stored: all, those that ask a model, or those of them that
+set it."""
+
+
+def setting(default: Any = None, kept: Kept = "asks") -> Any:
+    """Declares a setting. One that came later is `kept` where it is set: what is stored where it is
+    not is what it was."""
+    return field(default=default, metadata={"kept": kept})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSettings:
+    """How the answers of a stage are obtained. A run keeps it next to the definition: no setting
+    decides what is the same."""
+
+    concurrency: int | None = setting()
+    """The most calls at a time."""
+    repair: int = setting(1)
+    """How often a reply of the wrong form is asked again."""
+    retries: RetryRules = setting(DEFAULT_RETRIES, "set")
+    json_repair: bool = setting(False)
+    """True if replies that are almost JSON are mended before they are asked again."""
+    max_age: float | None = setting()
+    """The oldest answer that is taken, in seconds."""
+    on_empty: OnEmpty | None = setting(kept="all")
+    """What happens if no row has a result of the stage in the end."""
+    run_mode: RunMode = setting("sync")
+    """The run mode of the first model."""
+    budget: Budget | None = setting()
+    batch: BatchRules = setting(DEFAULT_BATCH)
+    warm_prefix: bool = setting(True, "set")
+    """True if the first call goes alone where a cache keeps what all requests begin with."""
+    tooling: ToolSettings = setting(NO_TOOLS, "set")
+    """How the tools of conversations are run."""
+
+
+DEFAULT_SETTINGS = StageSettings()  # the settings of a stage that sets none
 
 
 def _write_needs(needs: tuple[str, ...]) -> str | list[str] | None:
@@ -208,19 +241,9 @@ class Stage(StageNode):
         "explode", write=".".join, read=lambda way: tuple(way.split("."))
     )
     group: Group | None = decides("", write=_body, read=Group.of)
-    concurrency: int | None = setting()
-    repair: int = setting(1)
-    retries: RetryRules = setting(DEFAULT_RETRIES, always="")
-    json_repair: bool = setting(False)
-    max_age: float | None = setting()
-    on_empty: OnEmpty | None = setting(always="all")
-    run_mode: RunMode = setting("sync")
-    budget: Budget | None = setting()
-    batch: BatchRules = setting(DEFAULT_BATCH)
-    warm_prefix: bool = setting(True, always="")
     agent_spec: AgentSpec | None = decides("agent", write=_body, read=AgentSpec.of)
     runtime: Runtime | None = decides("runtime", write=_body, read=Runtime.of)
-    tooling: ToolSettings = setting(NO_TOOLS, always="")
+    settings: StageSettings = DEFAULT_SETTINGS
     children: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
@@ -243,10 +266,10 @@ class Stage(StageNode):
         """Calls of a model for an answer at most, those of `repair` apart: `max_turns`, one that
         may call no tools, and one for the answer's form where that may take one more."""
         if self.runtime is not None:
-            return self.tooling.max_turns + 1
+            return self.settings.tooling.max_turns + 1
         if self.agent_spec is None:
             return 1
-        return self.tooling.max_turns + 1 + self.may_ask_form_apart
+        return self.settings.tooling.max_turns + 1 + self.may_ask_form_apart
 
     @property
     def may_ask_form_apart(self) -> bool:

@@ -243,7 +243,7 @@ class ToolPool:
     def add(self, stage: Stage, spec: ToolSpec) -> None:
         """Adds one tool of a stage. Raises UsageError when the tool is not available."""
         at = (stage.index, spec.name)
-        rules = stage.tooling.rules.get(spec.name)
+        rules = stage.settings.tooling.rules.get(spec.name)
         if spec.kind == "mcp" and rules is None:  # it may do anything, whatever its server says
             rules = ToolRules(side_effects=True)
         how = _stand_in_of(stage, spec)
@@ -266,7 +266,7 @@ class ToolPool:
             bounds=self._bounds.setdefault(bounds_key, _Bounds(rules, runner.most)),
             validator=validator_of(told),
             how=how,
-            recorded=stage.tooling.record,
+            recorded=stage.settings.tooling.record,
         )
         self._told_names[stage.index, sent_name(spec.name)] = at
 
@@ -278,7 +278,7 @@ class ToolPool:
             assert stage.agent_spec is not None
             return _Runner(partial(self._stub, spec.name, dict(stage.agent_spec.stubs)))
         if how == "replayed":
-            return _Runner(partial(self._replay, spec.name, stage.tooling.replay or 0))
+            return _Runner(partial(self._replay, spec.name, stage.settings.tooling.replay or 0))
         if rules and spec.kind == "mcp":
             return self._of_server(stage, spec, rules)
         return self._runner(spec)
@@ -295,7 +295,7 @@ class ToolPool:
             self._servers = McpServers(self._context.root, self._context.env)
             self._stack.push_async_callback(self._servers.aclose)
         name, _, tool = spec.source.partition(":")
-        server = next(one for one in stage.tooling.servers if one.name == name)
+        server = next(one for one in stage.settings.tooling.servers if one.name == name)
         call = partial(self._servers.call, server, tool, rules)
         key: JSONValue = [spec.kind, spec.source, spec.version, self._servers.access(server)]
 

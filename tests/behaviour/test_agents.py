@@ -272,7 +272,7 @@ def test_a_conversation_takes_as_many_calls_as_are_set_aside_for_it_at_most(agen
         stage = agac.plan("reviews", project=agents.root).stages[0].stage
         agents.run()
     assert outcome(agents) == "SchemaMismatch"
-    assert len(model.requests) == stage.most_turns + stage.repair == 5
+    assert len(model.requests) == stage.most_turns + stage.settings.repair == 5
 
 
 def test_an_answer_before_its_deferred_form_is_none_that_was_cut(agents: ProjectFolder) -> None:

@@ -35,7 +35,7 @@ from agac.spec.operations import Group, Python, Rename
 from agac.spec.python_code import FunctionRef
 from agac.spec.rules import BatchRules, Budget, RunRules, Timeout
 from agac.spec.templates import Template
-from agac.spec.workflow import PythonSchema, Stage, Visibility
+from agac.spec.workflow import PythonSchema, Stage, StageSettings, Visibility
 
 SHIPPED = sorted(path.stem for path in (ROOT / "workflows").glob("*.yml"))
 
@@ -347,7 +347,7 @@ def test_a_shipped_workflow_is_the_same_again(tmp_path: Path, name: str) -> None
         plan, providers = planned(shipped, name, run_mode=mode)
         made = again(plan, providers, shipped.root)
         assert_same(made, plan)
-        assert {stage.run_mode for stage in made.asking} == {mode}
+        assert {stage.settings.run_mode for stage in made.asking} == {mode}
 
 
 def test_a_project_may_be_moved_its_files_changed_and_the_provider_of_today_is_asked(
@@ -429,7 +429,8 @@ def test_a_provider_that_is_gone_or_another_one_is_refused(folder: ProjectFolder
 
 
 HELD = (
-    *(Plan, Stage, PlannedStage, LocalStage, PlannedModel, ModelRef, Selection, Timeout, Budget, BatchRules, RunRules),
+    *(Plan, Stage, StageSettings, PlannedStage, LocalStage, PlannedModel, ModelRef, Selection),
+    *(Timeout, Budget, BatchRules, RunRules),
     *(InputSpec, OutputSpec, TableTarget, Python, FunctionRef, Group, PythonSchema, Visibility),
 )
 """What a Plan is made of. (A provider is that of today; guards and templates are read again from their texts.)"""

@@ -17,6 +17,7 @@ from agac.plan.stage import ExtraCheck, PlannedModel, PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.field_shapes import WholeNumbers
 from agac.spec.templates import compile_template
+from agac.spec.workflow import StageSettings
 
 
 def stage(body: dict[str, Any] | None, extra: ExtraCheck | None = None) -> PlannedStage:
@@ -27,7 +28,7 @@ def stage(body: dict[str, Any] | None, extra: ExtraCheck | None = None) -> Plann
     return PlannedStage(
         name="one", index=0, needs=(),
         ancestors=(), system=None, prompt=prompt, schema=schema, extra_check=extra,
-        models=(PlannedModel(provider, "small", Params()),), concurrency=None,
+        models=(PlannedModel(provider, "small", Params()),),
         prints=Fingerprinter(provider="local", model="small", params=Params(), schema=schema),
     )  # fmt: skip
 
@@ -40,7 +41,7 @@ Body = dict[str, Any] | None
 
 
 def checked(found: Reply, body: Body = None, *, mends: bool = False) -> ValidReply | RowError:
-    return Checker(replace(stage(body), json_repair=mends)).check(found)
+    return Checker(replace(stage(body), settings=StageSettings(json_repair=mends))).check(found)
 
 
 def error_of(*texts: str, body: Body = None, mends: bool = False, **more: Any) -> RowError:

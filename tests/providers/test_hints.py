@@ -17,7 +17,7 @@ from agac.providers.known_providers import SHIPPED
 from agac.spec.card_examples import Example
 from agac.spec.templates import NO_TEXT
 from agac.spec.tools import AgentSpec
-from agac.spec.workflow import Stage
+from agac.spec.workflow import Stage, StageSettings
 
 TOOLS = [{"type": "function", "function": {"name": "look"}}]
 USER, CALLED = {"role": "user", "content": "row 1"}, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
@@ -36,8 +36,9 @@ def reply(tokens: int, *, calls: bool = False) -> Answer:
 def stage(*, agent: bool = True, repair: int = 0, said: int = 0) -> Stage:
     examples = tuple(Example(role, NO_TEXT, "") for _ in range(said) for role in ("user", "assistant"))
     return Stage(
-        name="s", index=0, needs=(), repair=repair, examples=examples, agent_spec=AgentSpec() if agent else None
-    )
+        name="s", index=0, needs=(), settings=StageSettings(repair=repair), examples=examples,
+        agent_spec=AgentSpec() if agent else None,
+    )  # fmt: skip
 
 
 @asynccontextmanager

@@ -135,7 +135,7 @@ def test_the_keys_of_the_stage_hold_for_all_parts(cards: Tree) -> None:
     assert guards(found)["n/route"] == 'review != "" || false'
     assert guards(found)["n"] == '(review != "" || false) && parts["n/route"].agent == "draft"'
     assert [one.otherwise for one in found.values()] == ["drop", "skip", "skip"]
-    assert {one.run_mode for one in found.values()} == {"batch"}
+    assert {one.settings.run_mode for one in found.values()} == {"batch"}
     assert {one.visibility is None for one in found.values()} == {False}
     assert [one.model for one in found.values()] == ["simulator/large", "simulator/tiny", "simulator/tiny"]
     assert [len(one.checks) for one in found.values()] == [0, 1, 1]
@@ -143,7 +143,10 @@ def test_the_keys_of_the_stage_hold_for_all_parts(cards: Tree) -> None:
         ["agent", "reason"], ["a"], ["a"],
     ]  # fmt: skip
     found = stages(cards, "steps", replicas="3", vote="a", output_schema="{a: string}", budget="5", on_empty="error")
-    said = [(one.replicas, one.vote and one.vote.field, one.budget is None, one.on_empty) for one in found.values()]
+    said = [
+        (one.replicas, one.vote and one.vote.field, one.settings.budget is None, one.settings.on_empty)
+        for one in found.values()
+    ]
     assert said == [
         (1, None, True, None), (1, None, True, None), (3, "a", False, "error"),
     ]  # fmt: skip

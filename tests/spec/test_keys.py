@@ -45,11 +45,11 @@ RULES = {
 
 def test_each_key_of_batch_is_read(tree: Tree) -> None:
     stages = [f"{{name: s{n}, run_mode: batch, batch: {{{rule}}}}}" for n, rule in enumerate(RULES)]
-    assert [stage.batch for stage in tree.stages(*stages)] == list(RULES.values())
+    assert [stage.settings.batch for stage in tree.stages(*stages)] == list(RULES.values())
     [plain] = tree.stages("{name: a}")
-    assert (plain.run_mode, plain.batch, batch_levels(plain)) == ("sync", BatchRules(), {})
+    assert (plain.settings.run_mode, plain.settings.batch, batch_levels(plain)) == ("sync", BatchRules(), {})
     [local] = tree.stages("{name: a, filter: 'true'}", head="defaults: {run_mode: batch}\n")
-    assert local.run_mode == "sync", "a stage that asks no model is not meant by the defaults"
+    assert local.settings.run_mode == "sync", "a stage that asks no model is not meant by the defaults"
 
 
 def test_levels_are_merged_key_by_key(tree: Tree) -> None:
@@ -60,7 +60,8 @@ def test_levels_are_merged_key_by_key(tree: Tree) -> None:
     )
     head = "defaults:\n  batch: {max_requests: 2, max_rounds: 2}\n"
     [stage] = tree.stages("{name: a, batch: {max_requests: 3}}", head=head)
-    assert (stage.run_mode, stage.batch) == ("batch", BatchRules(max_requests=3, max_rounds=2, grace=1.0, retry="fail"))
+    rules = BatchRules(max_requests=3, max_rounds=2, grace=1.0, retry="fail")
+    assert (stage.settings.run_mode, stage.settings.batch) == ("batch", rules)
     assert batch_levels(stage) == {
         "run_mode": "project",
         "batch.max_requests": "stage",
@@ -82,7 +83,8 @@ def test_a_problem_with_a_default_is_named_as_the_defaults_key(tree: Tree) -> No
     ]
     head = "defaults: {run_mode: batch, batch: {deadline: 8h}}\n"
     [stage] = tree.stages("{name: a, batch: {on_deadline: wait}}", head=head)
-    assert (stage.batch.deadline, stage.batch.on_deadline) == (28_800.0, "wait"), "what the defaults say goes with it"
+    rules = stage.settings.batch
+    assert (rules.deadline, rules.on_deadline) == (28_800.0, "wait"), "what the defaults say goes with it"
     tree.write("agac.yml", "defaults: {model: simulator/small, fallback: [nobody/x]}\n")
     _, problems = resolve_models(tree.workflow(INPUT + "stages: [{name: a}]\n"), SHIPPED)
     assert str(problems[0]).startswith("agac.yml:1:46: defaults.fallback: ")
@@ -92,11 +94,11 @@ def test_the_command_line_says_the_mode_of_all_stages(tree: Tree) -> None:
     text = INPUT + "stages:\n  - {name: a, run_mode: batch, batch: {max_requests: 5}}\n  - {name: b}\n"
     sync, problems = tree.load(text, Overrides(run_mode="sync"))
     assert sync is not None
-    assert [stage.run_mode for stage in sync.stages] == ["sync", "sync"]
+    assert [stage.settings.run_mode for stage in sync.stages] == ["sync", "sync"]
     assert problems == [], "what the command line turned off is no mistake"
     batch = tree.workflow(text, Overrides(run_mode="batch"))
-    assert [stage.run_mode for stage in batch.stages] == ["batch", "batch"]
-    assert (batch.stages[0].batch.max_requests, batch.stages[1].at("run_mode")) == (5, Where("--run-mode"))
+    assert [stage.settings.run_mode for stage in batch.stages] == ["batch", "batch"]
+    assert (batch.stages[0].settings.batch.max_requests, batch.stages[1].at("run_mode")) == (5, Where("--run-mode"))
 
 
 SHAPE = 'output_schema: {label: "a|b", inner: {deep: string}, list: "string[]"}'

@@ -87,7 +87,7 @@ def test_the_keys_become_what_stages_do(planned: Tree) -> None:
     assert stages["answer"].explode == ("plan", "questions")
     assert stages["unique"].operation == Dedupe((("answer", "text"),))
     assert stages["report"].group == Group((("answer", "topic"), ("review",)), 20, None, "fail")
-    assert [stage.on_empty for stage in stages.values()] == [None, None, "warn", "error"]
+    assert [stage.settings.on_empty for stage in stages.values()] == [None, None, "warn", "error"]
     assert stages["report"].prompt.text == group_prompt(Where("w")).text == "${rows_json}"
     assert stages["plan"].prompt.text == default_prompt((), Where("w")).text
 

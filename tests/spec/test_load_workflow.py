@@ -36,8 +36,8 @@ def test_a_small_workflow_with_every_default_resolved(tree: Tree) -> None:
     assert (workflow.output.dir, workflow.output.include_input) == (tree.root / "output/w", False)
     [stage] = workflow.stages
     assert (stage.name, stage.index, stage.needs, stage.path) == ("classify", 0, (), "stages[0]")
-    assert (stage.model, stage.levels.get("model"), stage.run_mode) == ("simulator/small", "project", "sync")
-    assert (stage.system, stage.schema, stage.output_schema, stage.timeout, stage.concurrency) == (None,) * 5
+    assert (stage.model, stage.levels.get("model"), stage.settings.run_mode) == ("simulator/small", "project", "sync")
+    assert (stage.system, stage.schema, stage.output_schema, stage.timeout, stage.settings.concurrency) == (None,) * 5
     assert stage.prompt.text == "Review: ${review}"
     assert (str(stage.at("prompt")), str(stage.at("model"))) == ("workflows/w.yml:4:13", "agac.yml:1:19")
     assert str(stage.at("temperature")) == "workflows/w.yml:3:5"
@@ -114,7 +114,7 @@ def test_the_strongest_level_wins(tree: Tree, count: int) -> None:
     level = LEVELS[count - 1][0]
     assert (found.model, found.levels.get("model")) == (f"m/{level}", level)
     assert found.timeout == Timeout(total={1: 1, 2: 2, 3: 2, 4: 4, 5: 4}[count])
-    assert found.concurrency == {1: 1, 2: 2, 3: 2, 4: 4, 5: 5}[count]
+    assert found.settings.concurrency == {1: 1, 2: 2, 3: 2, 4: 4, 5: 5}[count]
     temperatures = {"project": 0.1, "defaults": 0.2, "card": 0.3, "stage": 0.4}
     known = [name for name, _, _ in LEVELS[:count] if name in temperatures]
     assert list(found.params) == list(temperatures)  # weakest first
@@ -131,9 +131,9 @@ def test_short_forms_mean_what_the_long_ones_do(tree: Tree) -> None:
         "input: {path: data/reviews.csv}\ndefaults: {run_mode: batch}\n"
         + stages % ("{usd: 2}", "{usd: 5}", "{usd: 0.5}")
     )
-    assert (short.rules, short.stages[0].budget) == (long.rules, long.stages[0].budget)
+    assert (short.rules, short.stages[0].settings.budget) == (long.rules, long.stages[0].settings.budget)
     assert (short.input.path, short.input.patterns) == (long.input.path, long.input.patterns)
-    assert short.stages[0].run_mode == long.stages[0].run_mode == "batch"
+    assert short.stages[0].settings.run_mode == long.stages[0].settings.run_mode == "batch"
     models, _ = resolve_models(short, SHIPPED)
     hashes = [make_plan(each, models, tree.root, Selection(), None).hash for each in (short, long)]
     assert hashes[0] == hashes[1]

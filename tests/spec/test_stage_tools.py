@@ -71,13 +71,12 @@ def test_functions_are_tools_wherever_they_are_named(tree: Tree) -> None:
         "passthrough",
         False,
     )
-    assert stage.tooling.max_turns == 3
-    assert stage.tooling.rules["search"] == ToolRules(timeout=5.0, rate=2.0, cacheable=True)
+    assert stage.settings.tooling.max_turns == 3
+    assert stage.settings.tooling.rules["search"] == ToolRules(timeout=5.0, rate=2.0, cacheable=True)
     plain = agent(tree, "{name: a, tools: [tools/web.py:search], max_turns: 7}")
-    assert plain.tooling.max_turns == 7
-    assert (
-        agent(tree, "{name: a, tools: [tools/web.py:search]}", overrides=Overrides(max_turns=2)).tooling.max_turns == 2
-    )
+    assert plain.settings.tooling.max_turns == 7
+    bounded = agent(tree, "{name: a, tools: [tools/web.py:search]}", overrides=Overrides(max_turns=2))
+    assert bounded.settings.tooling.max_turns == 2
     assert agent(tree, "{name: a}").agent_spec is None
 
 
@@ -97,7 +96,7 @@ def test_a_stored_plan_has_the_same_agents(tree: Tree) -> None:
     ]
     again = restored_plan("w", plan.body, run_settings(plan, tree.root), SHIPPED, tree.root)
     for one, other in ((stage, again.asking[0]), (stage.children[0], again.asking[0].children[0])):
-        assert (one.agent_spec, one.tooling, one.index) == (other.agent_spec, other.tooling, other.index)
+        assert (one.agent_spec, one.settings, one.index) == (other.agent_spec, other.settings, other.index)
         assert one.prints.fingerprint(()) == other.prints.fingerprint(())
     tree.write("agentcards/child.md", "---\ntool_only: true\nfunction_tools: tools/web.py:fetch\n---\nBe another.\n")
     other = agent(tree, "{name: other, agent: c, tools: {search: {retries: 3}}}", "{name: b}")
@@ -126,8 +125,8 @@ def test_servers_are_known_by_what_was_locked(tree: Tree) -> None:
         ("fetch", "tools/web.py:fetch"),
         ("search", "docs:search"),
     ]
-    assert stage.tooling.rules["search"] == ToolRules(side_effects=False)
-    assert stage.tooling.servers[0].headers == {"Authorization": "Bearer ${DOCS_TOKEN}"}
+    assert stage.settings.tooling.rules["search"] == ToolRules(side_effects=False)
+    assert stage.settings.tooling.servers[0].headers == {"Authorization": "Bearer ${DOCS_TOKEN}"}
     assert "canary" not in canonical([plan.body, run_settings(plan, tree.root)])
     tree.write(
         "agac.yml", "defaults: {model: simulator/small}\nmcp: {docs: {target: 'https://docs.example/mcp', pool: 2}}\n"
@@ -136,7 +135,7 @@ def test_servers_are_known_by_what_was_locked(tree: Tree) -> None:
     stage = agent(tree, "{name: a, tools: ['docs:search']}")
     assert stage.agent_spec is not None
     assert [one.name for one in stage.agent_spec.tools] == ["search"]
-    assert (stage.tooling.servers[0].pool, stage.tooling.rules["search"].side_effects) == (2, True)
+    assert (stage.settings.tooling.servers[0].pool, stage.settings.tooling.rules["search"].side_effects) == (2, True)
 
 
 def test_a_card_is_told_what_the_servers_of_its_stage_say(tree: Tree) -> None:
@@ -167,7 +166,7 @@ def test_a_card_with_the_login_of_the_hub_loads_and_needs_its_token(tree: Tree) 
     stage = agent(tree, "{name: a, agent: c}")
     assert stage.agent_spec is not None
     assert [one.name for one in stage.agent_spec.tools] == ["fetch", "search"]
-    [server] = stage.tooling.servers
+    [server] = stage.settings.tooling.servers
     with pytest.raises(UsageError, match="HF_TOKEN is not set") as refused:
         connection(server, tree.root, {})
     assert "Set HF_TOKEN, or add it to .env" in (refused.value.remedy or "")
@@ -265,8 +264,8 @@ def test_the_mode_of_tools_decides_answers_but_for_recording(tree: Tree) -> None
     )
     assert len({one.prints.fingerprint(()) for one in (live, record, stub, replay)}) == 3
     assert live.agent_spec == record.agent_spec
-    assert [one.tooling.record for one in (live, record)] == [False, True]
-    assert replay.tooling.replay == 3
+    assert [one.settings.tooling.record for one in (live, record)] == [False, True]
+    assert replay.settings.tooling.replay == 3
     assert stub.agent_spec is not None
     assert stub.agent_spec.stubs["search"]["file"] == "recorded.jsonl"  # type: ignore[index,call-overload]
     tree.write("recorded.jsonl", '{"tool": "search", "arguments": {"query": "x"}, "result": "z"}\n')
@@ -362,7 +361,7 @@ def test_cards_of_other_programs(tree: Tree, name: str) -> None:
             "agentcards/stubs.py:fetch",
             "agentcards/stubs.py:search",
         ]
-        assert (stage.tooling.max_turns, stage.agent_spec.result_mode) == (1, "passthrough")
+        assert (stage.settings.tooling.max_turns, stage.agent_spec.result_mode) == (1, "passthrough")
 
 
 def test_a_remote_card_brings_functions_where_it_is_trusted(tree: Tree) -> None:

@@ -19,6 +19,7 @@ from agac.core.redact import Redactor
 from agac.core.types import ToolCall
 from agac.spec.python_code import parse_reference
 from agac.spec.tools import AgentSpec, ToolRules, ToolSettings, ToolSpec
+from agac.spec.workflow import StageSettings
 from agac.store.rows import RecordedCall
 from agac.tools.builtin import describe_builtin
 from agac.tools.pool import CallScope, ToolContext, ToolOutcome, ToolPool, open_tools
@@ -33,6 +34,10 @@ class AgentStage(NamedTuple):
     index: int
     agent_spec: AgentSpec
     tooling: ToolSettings
+
+    @property
+    def settings(self) -> StageSettings:
+        return StageSettings(tooling=self.tooling)
 
 
 class Clock:

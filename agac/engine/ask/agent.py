@@ -192,7 +192,7 @@ class Agents:
 
     def _is_too_old(self, attempts: TaskAttempts, first: StoredTurn) -> bool:
         """True if a conversation began before the stage's `max_age`."""
-        max_age = attempts.stage.max_age
+        max_age = attempts.stage.settings.max_age
         return max_age is not None and first.at < self._clocks.wall() - max_age
 
     def _note_changes(self, attempts: TaskAttempts, calls: Iterable[StoredCall]) -> bool:

@@ -100,7 +100,12 @@ class Caller:
         return TaskAttempts(
             asked,
             models[position],
-            max_calls(stage.repair, models_left, stage.retries.attempts, stage.most_turns),
+            max_calls(
+                stage.settings.repair,
+                models_left,
+                stage.settings.retries.attempts,
+                stage.most_turns,
+            ),
             asked.task.request if request is None else request,
             position,
             quoted,
@@ -158,7 +163,7 @@ class Caller:
         """Asks one model, and again with what was wrong, as often as the stage grants that, while
         replies have the wrong form."""
         connection = attempts.connection
-        repairs_left = connection.stage.repair - attempts.quoted
+        repairs_left = connection.stage.settings.repair - attempts.quoted
         if attempts.quoted:
             attempts.purpose = "repair"
         else:
@@ -261,7 +266,7 @@ class Caller:
             faults[kind],
             attempts.ambiguous,
             self._jitter(),
-            stage.retries,
+            stage.settings.retries,
             has_alternative=attempts.position + 1 < len(stage.models),
             waited=attempts.asked.row.used.waited,
         )

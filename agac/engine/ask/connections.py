@@ -415,8 +415,8 @@ class ConnectionOpener:
     async def open(self, stage: PlannedStage) -> tuple[ModelConnection, ...]:
         """Opens the connections of a stage, to its model first. Raises UsageError if one cannot be
         opened."""
-        program = stage.tooling.program
-        at_once = stage.concurrency or math.inf
+        program = stage.settings.tooling.program
+        at_once = stage.settings.concurrency or math.inf
         if program is not None:
             at_once = min(at_once, program.max_agents)
         stage_limit = CallLimit(at_once)
@@ -477,7 +477,7 @@ class ConnectionOpener:
         from agac.providers.opencode import open_program  # only stages with a program need it
 
         about = (model.provider, model.model, model.params), (stage.system, stage.schema)
-        turns = stage.tooling.max_turns
+        turns = stage.settings.tooling.max_turns
         program = await open_program(how, turns, *about, work.root, work.env, work.redactor)
         self._closing.push_async_callback(program.close)
         return program
@@ -501,7 +501,7 @@ class ConnectionOpener:
         """Makes the bound on the cost of a call, or None if there are no budgets."""
         if not self._has_budgets:
             return None
-        program = stage.tooling.program
+        program = stage.settings.tooling.program
         return WorstCase(
             model,
             in_dollars=self._in_dollars,

@@ -339,9 +339,9 @@ def balances_of(
     )
     balances = [BudgetBalance(name, budget) for name, budget in of_run if budget]
     balances += [
-        BudgetBalance(f"budget of stage {s.name!r}", s.budget, s.name)
+        BudgetBalance(f"budget of stage {s.name!r}", s.settings.budget, s.name)
         for s in plan.asking
-        if s.budget
+        if s.settings.budget
     ]
     return loaded(balances, counts, lost_calls)
 

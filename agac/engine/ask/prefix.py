@@ -90,7 +90,9 @@ class Prefix:
 def _least(stage: PlannedStage, model: PlannedModel) -> int | None:
     """Tokens that all requests have to begin with to be kept in a cache; None: they are not to
     be."""
-    is_same = stage.warm_prefix and not any(one.content.placeholders for one in stage.examples)
+    is_same = stage.settings.warm_prefix and not any(
+        one.content.placeholders for one in stage.examples
+    )
     is_same = is_same and stage.runtime is None
     if is_same:
         return model.provider.least_cached(model.model)
@@ -112,9 +114,9 @@ def prefix_of(stage: PlannedStage, model: PlannedModel, work: Work) -> Prefix | 
         return None
     limits = model.provider.limits
     most = work.plan.concurrency
-    slots = min(limits.concurrency or most, stage.concurrency or most)
+    slots = min(limits.concurrency or most, stage.settings.concurrency or most)
     rows = FEW_ROWS if model.provider.engine else 2 * slots
-    alone = slots > 1 and stage.run_mode == "sync" and _has_rows(work, rows)
+    alone = slots > 1 and stage.settings.run_mode == "sync" and _has_rows(work, rows)
     if not alone and slots > 1 and agent is None and cache == "anthropic":
         return None  # all would pay for writing what none reads
     mark = prefix_mark(model.lane, first, agent, stage.schema)

@@ -127,7 +127,8 @@ class TaskConversation:
         """Whether its turns are used up: the model is asked once more, and may not call tools."""
         return (
             bool(self.bound)
-            or sum(turn.reply.goes_on for turn in self.turns) >= self.stage.tooling.max_turns
+            or sum(turn.reply.goes_on for turn in self.turns)
+            >= self.stage.settings.tooling.max_turns
         )
 
     @property
@@ -191,7 +192,7 @@ class TaskConversation:
 
     def _used_up(self) -> RowError:
         """Returns the error of a model that asks for tools when it may not call any more."""
-        max_turns = self.stage.tooling.max_turns
+        max_turns = self.stage.settings.tooling.max_turns
         bound = self.bound or f"the turns of a conversation (max_turns: {max_turns})"
         message = (
             f"{bound} are used up, and the model did not answer when it was asked to without tools"
@@ -228,7 +229,7 @@ class TaskConversation:
         first one that lacks a form that was said in words alone takes nothing of `repair`: no
         provider held the model to it."""
         of_form = self._in_words and not self.by_form and error.type is ErrorType.SCHEMA_MISMATCH
-        if error.type not in REPAIRED or not (of_form or self.repairs < self.stage.repair):
+        if error.type not in REPAIRED or not (of_form or self.repairs < self.stage.settings.repair):
             return False
         self.repairs += not of_form
         self.by_form = self.by_form or self._in_words
@@ -245,7 +246,7 @@ class TaskConversation:
             )
         pairs = zip(turn.reply.calls, results, strict=True)
         broken = [f"{call.name}: {result.text}" for call, result in pairs if result.by_tool]
-        if broken and self.stage.tooling.on_failure == "fail":
+        if broken and self.stage.settings.tooling.on_failure == "fail":
             return RowError(
                 ErrorType.TOOL_SERVER_ERROR, f"{broken[0]}; the stage has on_tool_failure: fail"
             )

@@ -330,7 +330,7 @@ class Tasks:
 
     def _counts_since(self, active: ActiveRow, stage: AnyStage) -> float:
         """Returns from when on the stage's earlier results count, in seconds since 1970."""
-        if stage.max_age is None and active.again_from is None:
+        if stage.settings.max_age is None and active.again_from is None:
             return self._since
         waited = active.resumed or bool(active.ready)
         return answers_since(

@@ -107,7 +107,7 @@ class Checker:
     def __init__(self, stage: PlannedStage | RecordedStage) -> None:
         self._extra: ExtraCheck | None = getattr(stage, "extra_check", None)
         self._checks = ResultChecks(stage) if stage.checks else None
-        self._mends = stage.json_repair
+        self._mends = stage.settings.json_repair
         self._field = stage.output_field
         self._wants_json = stage.wants_json
         try:

@@ -144,7 +144,7 @@ class Batches:
         if record.run_id != context.run:
             return "another run of the workflow went on before it was submitted"
         assert context.plan is not None
-        if self._reads_input and context.plan.stages[record.stage].run_mode == "sync":
+        if self._reads_input and context.plan.stages[record.stage].settings.run_mode == "sync":
             return "its stage runs by calls now"
         return None
 
@@ -488,9 +488,9 @@ def batch_counts(record: BatchRecord) -> dict[str, int | str | None]:
 
 async def has_batches(database: Database, plan: Plan) -> bool:
     """True if a workflow has a batch stage, or ever had a batch."""
-    return any(stage.run_mode == "batch" for stage in plan.asking) or await batches.was_batched(
-        database, plan.workflow
-    )
+    return any(
+        stage.settings.run_mode == "batch" for stage in plan.asking
+    ) or await batches.was_batched(database, plan.workflow)
 
 
 @asynccontextmanager
@@ -523,7 +523,9 @@ async def batches_of(
     )
     context.journal.notifier = invocation.notifier
     polls = [
-        stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None
+        stage.settings.batch.poll_interval
+        for stage in plan.asking
+        if stage.settings.batch.poll_interval is not None
     ]
     reads_input = work.retry is None and work.batching.resume_run is None
     enrolment = Enrolment(context, caller, agents)

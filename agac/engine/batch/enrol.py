@@ -262,7 +262,7 @@ class Enrolment:
         failed = failure_of_batch(stage, ready) or await self._failure_of_replica(task, ready)
         if failed is not None:
             return failed
-        question = Question(task.task.request, calls=stage.run_mode == "sync")
+        question = Question(task.task.request, calls=stage.settings.run_mode == "sync")
         if ready is not None and ready.then_do is not None:
             if ready.then_do == "run" and self._context.batching.resume_run is not None:
                 return Parked.PARKED
@@ -369,7 +369,7 @@ class Enrolment:
         forms = await self._context.formats(self._context.run)
         if (stage.index, ready.position) not in forms or then == "sync":
             return True
-        if then == "repair" and stage.batch.retry == "sync":
+        if then == "repair" and stage.settings.batch.retry == "sync":
             return True
         return then == "turn" and await self._few_are_left(stage)
 
@@ -380,7 +380,7 @@ class Enrolment:
             left, every = await conversations_left(
                 self._context.database, self._context.run, stage.index
             )
-            self._few_left[stage.index] = left < stage.batch.tail * every
+            self._few_left[stage.index] = left < stage.settings.batch.tail * every
         return self._few_left[stage.index]
 
     async def _quoting(
@@ -467,7 +467,7 @@ class Enrolment:
             # other conversations may wait for a slow tool for long
             if stage.agent_spec is not None and question.quoted:
                 asyncio.get_running_loop().call_later(
-                    stage.batch.linger, self._close, line.key, filling
+                    stage.settings.batch.linger, self._close, line.key, filling
                 )
         # another task may have taken the room while the batch was begun
         budget = self._context.budget
@@ -506,7 +506,7 @@ class Enrolment:
         await context.prove_writable()
         record = await context.journal.plan(form, first, run=context.run, event=context.event)
         most_tokens = (await context.lane_load(record)).cap
-        most = most_requests(form.stage.batch, form.traits)
+        most = most_requests(form.stage.settings.batch, form.traits)
         if account.traits.finds_by == "count" and most > 10 * FEWER:
             most -= record.id % FEWER
         spool = Spool(context.path(record))

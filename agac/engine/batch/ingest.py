@@ -478,8 +478,8 @@ class ResultReader:
         """Ends a task with an error, or sends it to its next step."""
         stage = self.form.stage
         models_left = len(stage.models) - 1 - task.position
-        attempts = AttemptCounts(task.round, models_left, stage.repair - task.repairs)
-        then, error = next_step(error, attempts, stage.batch, may_pass=may_pass)
+        attempts = AttemptCounts(task.round, models_left, stage.settings.repair - task.repairs)
+        then, error = next_step(error, attempts, stage.settings.batch, may_pass=may_pass)
         self.counts["failed" if then is None else "again"] += 1
         self._ended(task, then, error)
 

@@ -78,7 +78,7 @@ class BatchFormat(Route):
     @property
     def max_bytes(self) -> int:
         """Bytes of a batch."""
-        return most_bytes(self.stage.batch, self.traits)
+        return most_bytes(self.stage.settings.batch, self.traits)
 
     @property
     def longest_line(self) -> int:
@@ -114,7 +114,7 @@ def _format(
     traits = model.provider.batch
     path = DIALECTS[model.provider.dialect].path
     assert traits is not None
-    longest = custom_id("0" * 16, most_requests(stage.batch, traits), bytes(16))
+    longest = custom_id("0" * 16, most_requests(stage.settings.batch, traits), bytes(16))
     lines = BATCH_APIS[traits.api]
     return BatchFormat(
         stage=stage,
@@ -172,7 +172,7 @@ class Journal:
                 "account": model.provider.account,
                 "intent": intent,
                 "file": f"{intent}.jsonl",
-                "window": form.stage.batch.completion_window or form.traits.windows[0],
+                "window": form.stage.settings.batch.completion_window or form.traits.windows[0],
                 "priced": form.price(BATCH, now) is not None,
                 "now": now,
             }
@@ -227,7 +227,7 @@ class Journal:
         ]
         left: tuple[str, Any] = ("tasks_release", {"id": record.id, "then_do": "batch"})
         if errors and stage is not None:
-            most = stage.batch.max_rounds
+            most = stage.settings.batch.max_rounds
             last = len(stage.models) - 1
             left = ("tasks_refused", {"id": record.id, "note": note, "most": most, "last": last})
         return await self.write(record, "step", [*ended, left], to=BatchStep.REJECTED, note=note)
@@ -527,7 +527,7 @@ class BatchContext:
         if record.deadline is None or self.clocks.wall() < record.deadline:
             return False
         form = await self.format(record)
-        return form is not None and form.stage.batch.on_deadline == "sync"
+        return form is not None and form.stage.settings.batch.on_deadline == "sync"
 
     async def wait_and_retry(self, fault: Fault, attempt: int, what: str) -> bool:
         """Waits until a request may be repeated, after `attempt` tries; False: it may not.

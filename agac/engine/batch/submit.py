@@ -109,7 +109,7 @@ async def _find(context: BatchContext, record: BatchRecord, form: BatchFormat) -
     """Looks for a batch in CREATE_INTENT, as long as its grace allows. Raises RunStopped."""
     account = context.account(record.provider)
     assert record.created_after is not None
-    grace = form.stage.batch.grace
+    grace = form.stage.settings.batch.grace
     if grace is None:
         grace = account.traits.grace
     for pause in chain(_LOOKS, repeat(_LOOKS[-1])):
@@ -548,7 +548,7 @@ def deadline(context: BatchContext, form: BatchFormat, *, day_only: bool = False
     """Returns when an unfinished batch is cancelled, in seconds since 1970; None: never.
 
     `day_only`: only a time of day counts."""
-    rules = form.stage.batch
+    rules = form.stage.settings.batch
     wanted = rules.deadline if rules.on_deadline == "sync" else None
     now = context.clocks.wall()
     if isinstance(wanted, DayTime):  # the next one in the zone where the program runs

@@ -32,8 +32,8 @@ def answers_since(
     `max_age` while the row waited still count. A retry runs the stages from the position
     `again_from` on again: of these only answers made at or after `again_since` count."""
     since = run_since
-    if isinstance(stage, PlannedStage) and stage.max_age is not None and not keeps_old:
-        since = max(since, now - stage.max_age)
+    if isinstance(stage, PlannedStage) and stage.settings.max_age is not None and not keeps_old:
+        since = max(since, now - stage.settings.max_age)
     return since_of_retry(stage.index, since, again_from, again_since)
 
 

@@ -256,7 +256,11 @@ class Baseline:
             (await store.prior_tasks(self.database, list(keys))).items() if keys else ()
         ):
             keys[key].tasks = found
-        if keys and self.continued and any(stage.run_mode == "batch" for stage in self.plan.asking):
+        if (
+            keys
+            and self.continued
+            and any(stage.settings.run_mode == "batch" for stage in self.plan.asking)
+        ):
             for key, ready in (await ready_tasks(self.database, list(keys))).items():
                 keys[key].ready = ready
 
@@ -376,7 +380,7 @@ class Baseline:
             return why.upstream_changed(", ".join(stage.needs))
         if prior.error is not None:
             return why.FAILED
-        return why.TOO_OLD if stage.max_age is not None else why.DROPPED
+        return why.TOO_OLD if stage.settings.max_age is not None else why.DROPPED
 
     def answered(self, stage: AnyStage, row: ForecastRow) -> bool:
         """True if the run compared with answered this row at the stage, whatever was asked then."""

@@ -303,7 +303,11 @@ class DryWalk:
         if not self._passes_over or self._db is None:
             return frozenset()
         asking = self._plan.asking
-        cutoffs = {s.index: self._baseline.now - s.max_age for s in asking if s.max_age is not None}
+        cutoffs = {
+            s.index: self._baseline.now - s.settings.max_age
+            for s in asking
+            if s.settings.max_age is not None
+        }
         walked = [old.key for old in stored if old.state in WALKED]
         aged = await aged_rows(self._db, walked, cutoffs) if cutoffs and walked else set[int]()
         return self._baseline.fixes.rows | aged

@@ -92,8 +92,8 @@ def estimate(
     usage = Usage(size.given, size.made, size.given * size.cached)  # type: ignore[arg-type]  # means, which are no whole numbers
     model = stage.models[0]
     ways = {way: _dollars(model, paid, usage, way) for way in WAYS}
-    whole = ways[stage.run_mode]
-    off_peak = _dollars(model, paid, usage, stage.run_mode, cheapest_price)
+    whole = ways[stage.settings.run_mode]
+    off_peak = _dollars(model, paid, usage, stage.settings.run_mode, cheapest_price)
     offered = {"batch": stage.provider.batch is not None, "flex": ways["flex"] != ways["sync"]}
     return CostEstimate(
         calls=calls,
@@ -203,11 +203,11 @@ def summed(dollars: Iterable[float | None]) -> float | None:
 def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
     """Returns the dollars when all models, all re-asks and longest replies are needed; what calls
     take over costs as calls. None: nothing bounds them."""
-    rules = stage.batch
+    rules = stage.settings.batch
     waits = rules.deadline is None or rules.on_deadline == "wait"
-    first: Way = "batch" if stage.run_mode == "batch" and waits else "sync"
+    first: Way = "batch" if stage.settings.run_mode == "batch" and waits else "sync"
     again: Way = "sync" if rules.retry == "sync" else first
-    takes_turns = stage.agent_spec is not None or stage.tooling.program is not None
+    takes_turns = stage.agent_spec is not None or stage.settings.tooling.program is not None
     calls = tasks * stage.most_turns if takes_turns else tasks
     costs = []
     for position, model in enumerate(stage.models):
@@ -219,15 +219,15 @@ def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
         costs.append(_dollars(model, calls, Usage(round(longest), most), way))
         # a re-ask has a complaint after the prompt and the last reply
         repair = Usage(round(longest + most + 300), most)
-        costs.append(_dollars(model, tasks * stage.repair, repair, again))
+        costs.append(_dollars(model, tasks * stage.settings.repair, repair, again))
     return summed(costs)
 
 
 def _longest_request(stage: PlannedStage, given: float, most: int) -> float:
     """Returns the mean tokens of a request when each turn calls one tool, whose result is as long
     as it may be, and each reply has as many tokens as `most`."""
-    if stage.tooling.program is not None:
-        return stage.tooling.program.context
+    if stage.settings.tooling.program is not None:
+        return stage.settings.tooling.program.context
     if stage.agent_spec is None:
         return given
     characters = max((tool.max_chars for tool in stage.agent_spec.tools), default=0)

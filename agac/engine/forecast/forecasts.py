@@ -189,7 +189,7 @@ class StageForecast(Report):
     def run_mode(self) -> RunMode | None:
         """How it is asked; None: it asks no model."""
         if isinstance(self.stage, PlannedStage):
-            return self.stage.run_mode
+            return self.stage.settings.run_mode
         return None
 
     @property

@@ -60,16 +60,16 @@ def planned_batches(
     included, in the mean; None where nothing is known of them. `times` are those of earlier
     batches of its lane."""
     traits = stage.provider.batch
-    if stage.run_mode != "batch" or traits is None:
+    if stage.settings.run_mode != "batch" or traits is None:
         return None
-    fitting = int(most_bytes(stage.batch, traits) / ((characters or 0.0) + AROUND))
-    most = max(min(most_requests(stage.batch, traits), fitting), 1)
+    fitting = int(most_bytes(stage.settings.batch, traits) / ((characters or 0.0) + AROUND))
+    most = max(min(most_requests(stage.settings.batch, traits), fitting), 1)
     took: tuple[Any, ...]
     if times:
         took = (times.batches, round(times.p50_s, 3), round(times.p95_s, 3))
     else:
         took = ()
-    window = stage.batch.completion_window or traits.windows[0]
+    window = stage.settings.batch.completion_window or traits.windows[0]
     return PlannedBatches(ceil(requests / most), min(most, requests), window, *took)
 
 
