@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from agac.core.text import split_lines
@@ -43,27 +44,27 @@ TOO_LARGE_FOR_FUNCTION = "too many rows for a function; group by one more field 
 
 
 def passed_on(reason: str, name: str) -> str:
-    """Why the stages after `name` are run, which is run for this reason."""
+    """Returns why the stages after `name` are run, if it is run for this reason."""
     if reason in (NEW_ROW, FRESH, NOT_YET):
         return reason
     return upstream_changed(name)
 
 
 def upstream_changed(name: str) -> str:
-    """The stage before gave, or will give, another answer."""
+    """Returns the reason that the stage before gave, or will give, another answer."""
     return f"upstream {name} changed"
 
 
 def upstream_blocked(name: str) -> str:
-    """The stage before cannot be run, and this one needs its result."""
+    """Returns the reason that the stage before cannot be run, whose result this one needs."""
     return f"upstream {name} blocked"
 
 
 PROMPT = "prompt changed"
 INSTRUCTIONS = "instructions changed"
 VARS = "vars changed"
-# reasons for which requests are of another length than those before
 OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)
+"""Reasons for which requests have another length than those before."""
 
 _OF_ALL = ("when", "otherwise", "explode", "group_by", "reduce", "incomplete", "operation")
 """The parts of a stage's definition that any stage has, in the order in which their changes are
@@ -102,47 +103,64 @@ def stage_changes(
     after: Mapping[str, Any],
     variables: tuple[Mapping[str, Any], Mapping[str, Any]],
 ) -> list[str]:
-    """Why one stage with these two definitions has to be run. `variables` are those of both
-    workflows."""
-    asks = "operation" not in before and "operation" not in after
+    """Returns why one stage with these two definitions has to be run. `variables` are those of the
+    two workflows."""
     changed = set(differing(before, after))
-    old_shape, new_shape = (
-        one["schema"] and one["schema"]["body"] if asks else None for one in (before, after)
-    )
-    if old_shape == new_shape:
-        changed.discard("schema")  # its name alone
-    by_vars = (
-        asks
-        and "system" in changed
-        and _differ_by_vars(before["system"], after["system"], variables)
-    )
-    if by_vars:
-        changed.discard("system")
-    if "agent" in changed and differing(before.get("agent") or {}, after.get("agent") or {}) == [
-        "reads"
-    ]:
+    if "agent" in changed and _only_reads_differ(before.get("agent"), after.get("agent")):
         changed ^= {"agent", "reads"}  # files that tools read, and not the tools
-    parts = [*_OF_ALL, *([*_OF_ASKING, *sorted(changed - _NO_REASONS)] if asks else [])]
-    found = list(
-        dict.fromkeys(f"{_REASONS.get(key, key)} changed" for key in parts if key in changed)
+    if "operation" in before or "operation" in after:
+        return _reasons(_OF_ALL, changed)
+    if _schema_body(before) == _schema_body(after):
+        changed.discard("schema")  # its name alone
+    by_variables = "system" in changed and _differ_by_variables(
+        before["system"], after["system"], variables
     )
-    if asks and (
-        by_vars or (not found and _used(before, variables[0]) != _used(after, variables[1]))
-    ):
-        found.append(VARS)
-    return found
+    if by_variables:
+        changed.discard("system")
+    reasons = _reasons((*_OF_ALL, *_OF_ASKING, *sorted(changed - _NO_REASONS)), changed)
+    if not reasons:
+        by_variables |= _used(before, variables[0]) != _used(after, variables[1])
+    return [*reasons, VARS] if by_variables else reasons
+
+
+def _reasons(keys: Iterable[str], changed: Collection[str]) -> list[str]:
+    """Returns the changed ones of these parts as reasons, each once."""
+    reasons = (f"{_REASONS.get(key, key)} changed" for key in keys if key in changed)
+    return list(dict.fromkeys(reasons))
+
+
+def _only_reads_differ(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
+    return differing(before or {}, after or {}) == ["reads"]
+
+
+def _schema_body(stage: Mapping[str, Any]) -> Any:
+    schema = stage["schema"]
+    return schema and schema["body"]
 
 
 def value_changes(
     before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str], what: str = "{}"
 ) -> list[dict[str, Any]]:
-    """Of these names those whose values differ, with both values; `what` is how a name is shown."""
-    both = [(name, before.get(name), now.get(name)) for name in names]
-    return [{"what": what.format(name), "before": a, "now": b} for name, a, b in both if a != b]
+    """Returns those of the names whose values differ, with both values; `what` is how a name is
+    shown."""
+    return [
+        {"what": what.format(name), "before": before.get(name), "now": now.get(name)}
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def shown_value(value: Any) -> str:
+    """Returns a value as a line shows it: text as it is, others as JSON."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return "none"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def text_diff(before: str, now: str) -> list[str]:
-    """The lines of two texts that differ, with one around them, as `diff -u` shows them."""
+    """Returns the lines of two texts that differ, with one around them, as `diff -u` does."""
     return list(
         difflib.unified_diff(
             split_lines(before), split_lines(now), "before", "now", lineterm="", n=1
@@ -151,36 +169,41 @@ def text_diff(before: str, now: str) -> list[str]:
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The keys whose values differ, sorted. A key that is left out is null."""
+    """Returns the keys whose values differ, sorted. A key that is left out is null."""
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
 
 
-def _differ_by_vars(
-    before: str | None, after: str | None, known: tuple[Mapping[str, Any], Mapping[str, Any]]
+def _differ_by_variables(
+    before: str | None, after: str | None, variables: tuple[Mapping[str, Any], Mapping[str, Any]]
 ) -> bool:
-    """Whether the instructions are the same but for values of variables, which are stored as they
-    were filled in."""
-    values: dict[
-        str, set[str]
-    ] = {}  # the texts that were filled in and are others now, with what they may be now
-    old, new = known
+    """True if instructions differ only in values of variables, which are stored as they were
+    filled in."""
+    if before is None or after is None:
+        return False
+    new_texts = _new_texts(*variables)
+    if not new_texts or "" in new_texts:
+        return False
+    longest_first = sorted(new_texts, key=len, reverse=True)
+    parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", before)
+    ends = {0}  # in `after`: where what `before` may have become ends so far
+    for part in parts:
+        texts = {part, *new_texts.get(part, ())}
+        ends = {end + len(text) for end in ends for text in texts if after.startswith(text, end)}
+    return len(after) in ends
+
+
+def _new_texts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Returns the texts of variables that have other values now, each with those that it may have
+    become."""
+    texts: dict[str, set[str]] = {}
     for name in old.keys() & new.keys():
         if old[name] != new[name]:
-            values.setdefault(as_text(old[name]), set()).add(as_text(new[name]))
-    if before is None or after is None or not values or "" in values:
-        return False
-    places = {0}  # in `after`, up to where it is what `before` could have become
-    for part in re.split(
-        f"({'|'.join(map(re.escape, sorted(values, key=len, reverse=True)))})", before
-    ):
-        texts = {part, *values.get(part, ())}
-        places = {
-            place + len(text) for place in places for text in texts if after.startswith(text, place)
-        }
-    return len(after) in places
+            texts.setdefault(as_text(old[name]), set()).add(as_text(new[name]))
+    return texts
 
 
 def _used(stage: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables that the texts of a stage name, with their values."""
-    texts = "\n".join([stage["prompt"], *(one["content"] for one in stage.get("messages", ()))])
+    """Returns the variables that the texts of a stage name, with their values."""
+    messages = (message["content"] for message in stage.get("messages", ()))
+    texts = "\n".join([stage["prompt"], *messages])
     return {name: value for name, value in variables.items() if f"${{vars.{name}" in texts}

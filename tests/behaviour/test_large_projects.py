@@ -13,7 +13,7 @@ import pytest
 from agac.api.project_check import validate
 from agac.api.style import lint
 from agac.core import errors
-from agac.plan import changes
+from agac.plan import renames
 from agac.plan.changes import changes_of
 from agac.spec import graph
 from agac.spec.card_types import MOST_LEVELS
@@ -168,7 +168,7 @@ def test_where_very_many_stages_have_another_name_they_are_told_as_gone_and_new(
 ) -> None:
     before, now = definition(9, "s", "string"), definition(9, "t", "string")
     assert [one.what for one in changes_of(before, now)] == ["renamed"] * 9
-    monkeypatch.setattr(changes, "_MOST_COMPARED", 10_000)
+    monkeypatch.setattr(renames, "_MAX_COMPARED", 10_000)
     assert Counter(one.what for one in changes_of(before, now)) == {"new": 9, "gone": 9, "output": 1}
 
 
