@@ -15,7 +15,8 @@ from agac.core.keys import digest, is_job
 from agac.core.types import Row, counted
 from agac.engine.forecast.baseline import meant_before
 from agac.engine.walk.input_rows import LeftRows, left_rows, moved_rows
-from agac.plan.plan import Plan, remote_of
+from agac.plan.plan import Plan
+from agac.plan.run_settings import remote_of
 from agac.spec.paths import STORE, Refused, RemoteContent, home_of
 from agac.spec.workflow import Workflow
 from agac.store import runs

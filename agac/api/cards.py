@@ -17,7 +17,7 @@ from agac.core.keys import canonical
 from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import Report
 from agac.data.files import write_in_project
-from agac.plan.plan import with_tools
+from agac.plan.agent_tools import with_tools
 from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import Card, find_card, load_card, read_card
 from agac.spec.card_types import card_parts, most_calls

@@ -25,9 +25,11 @@ from agac.data.sources import (
 )
 from agac.data.text_formats import DelimitedSource, separator_hint
 from agac.engine.output.output_checks import refusals
-from agac.plan.checks import check_batches, check_budgets, missing_parts, resolve_models
+from agac.plan.batch_checks import check_batches
+from agac.plan.checks import check_budgets, missing_parts
 from agac.plan.fields import check_placeholders
 from agac.plan.plan import Models, Selection
+from agac.plan.resolved_models import resolve_models
 from agac.spec import loader
 from agac.spec.paths import output_folder
 from agac.spec.project import Overrides

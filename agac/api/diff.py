@@ -27,7 +27,8 @@ from agac.core.types import JSONValue, Report, RowId, Schema
 from agac.engine.forecast.forecasts import PlanReport
 from agac.engine.invocation import Scope
 from agac.plan.changes import Change, changes_of, settings_changes
-from agac.plan.plan import Plan, Selection, make_plan, run_settings
+from agac.plan.plan import Plan, Selection, make_plan
+from agac.plan.run_settings import run_settings
 from agac.spec import loader
 from agac.spec.json_schema import compiled, schema_cost
 from agac.spec.paths import Unusable

@@ -17,7 +17,7 @@ from agac.core.arguments import typed
 from agac.core.errors import SpecError, UsageError, any_error
 from agac.core.types import Report
 from agac.data.files import write_whole
-from agac.plan.checks import resolve_models
+from agac.plan.resolved_models import resolve_models
 from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of
 from agac.spec.graph import StageNode, giving
 from agac.spec.loader import WorkflowSource, in_order, load_workflow

@@ -16,7 +16,8 @@ from agac.api.status import workflow_name
 from agac.core.errors import SpecError, UsageError, any_error
 from agac.data.remote import FOLDER, kept_here
 from agac.data.sources import STANDARD_INPUT, keep, keep_rows
-from agac.plan.plan import Selection, remote_of
+from agac.plan.plan import Selection
+from agac.plan.run_settings import remote_of
 from agac.spec import loader
 from agac.spec.inputs import INPUTS
 from agac.store import runs

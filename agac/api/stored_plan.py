@@ -10,8 +10,10 @@ from typing import Any
 from agac.api.checked_workflow import defined
 from agac.api.project import Project
 from agac.core.errors import AgacError, UsageError
-from agac.plan.plan import Plan, Selection, make_plan, restored_plan, run_settings
+from agac.plan.plan import Plan, Selection, make_plan
 from agac.plan.reach import reach
+from agac.plan.restored_plan import restored_plan
+from agac.plan.run_settings import run_settings
 from agac.plan.stage import PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.json_schema import compiles

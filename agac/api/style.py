@@ -11,7 +11,7 @@ from agac.api.project import Project, open_project
 from agac.core.arguments import typed
 from agac.core.errors import Problem, any_error
 from agac.core.types import Report
-from agac.plan.checks import lint_models
+from agac.plan.model_lint import lint_models
 from agac.spec import loader
 from agac.spec.agent_cards import card_names, find_card
 from agac.spec.lint import (

@@ -38,7 +38,7 @@ from agac.engine.run_state import Invocation, invocation_start
 from agac.engine.stored_invocation import InvocationStart, ServingFacts, StoredInvocation
 from agac.engine.walk.input_rows import InputRows
 from agac.engine.walk.row_walk import RowWalk
-from agac.plan.plan import run_settings
+from agac.plan.run_settings import run_settings
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.operations import Python, Review
 from agac.store import runs

@@ -17,8 +17,9 @@ import agac
 from agac.api.project import open_project
 from agac.core.errors import SpecError
 from agac.core.keys import canonical, snapshot
-from agac.plan.plan import restored_plan, run_settings
 from agac.plan.render import RowView
+from agac.plan.restored_plan import restored_plan
+from agac.plan.run_settings import run_settings
 from agac.spec import graph
 from agac.spec.graph import StageNode
 from agac.spec.templates import SKIPPED

@@ -20,7 +20,7 @@ import agac
 from agac.api.project import open_project, remote_contents
 from agac.core.keys import snapshot
 from agac.data.remote import RemoteContents
-from agac.plan.plan import remote_of, run_settings
+from agac.plan.run_settings import remote_of, run_settings
 from agac.spec.paths import UNTRUSTED
 
 SCHEMA = json.dumps({"type": "object", "properties": {"topic": {"type": "string"}}, "required": ["topic"]}).encode()

@@ -24,8 +24,10 @@ from agac.api.project import open_project
 from agac.core.errors import SpecError, UsageError
 from agac.core.keys import Fingerprinter, canonical, snapshot
 from agac.core.types import Message, Request
-from agac.plan.plan import Plan, Selection, restored_plan, run_settings
+from agac.plan.plan import Plan, Selection
 from agac.plan.render import Prepared, Preparer
+from agac.plan.restored_plan import restored_plan
+from agac.plan.run_settings import run_settings
 from agac.plan.stage import LocalStage, PlannedModel, PlannedStage
 from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider

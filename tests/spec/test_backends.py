@@ -10,8 +10,10 @@ from support.tree import Tree
 
 from agac.core.errors import Where
 from agac.core.redact import Redactor
-from agac.plan.checks import resolve_models
-from agac.plan.plan import Selection, make_plan, restored_plan, run_settings
+from agac.plan.plan import Selection, make_plan
+from agac.plan.resolved_models import resolve_models
+from agac.plan.restored_plan import restored_plan
+from agac.plan.run_settings import run_settings
 from agac.providers.backend import at_backend, engine_counts
 from agac.providers.known_providers import SHIPPED
 from agac.providers.table import build_providers

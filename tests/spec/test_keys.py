@@ -7,8 +7,8 @@ from support.tree import Tree
 
 from agac.core.errors import UsageError, Where
 from agac.core.types import DayTime
-from agac.plan.checks import resolve_models
 from agac.plan.plan import Selection, make_plan
+from agac.plan.resolved_models import resolve_models
 from agac.providers.known_providers import SHIPPED
 from agac.spec.data_specs import TableTarget
 from agac.spec.operations import Vote

@@ -8,9 +8,9 @@ from support.tree import Tree
 
 from agac.core.errors import Where
 from agac.core.keys import canonical
-from agac.plan.checks import resolve_models
 from agac.plan.fields import check_placeholders
 from agac.plan.plan import Selection, make_plan
+from agac.plan.resolved_models import resolve_models
 from agac.plan.stage import recorded_stages, written_of
 from agac.providers.known_providers import SHIPPED
 from agac.spec.operations import Dedupe, Group

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support.tree import GOOD_WORKFLOW, Tree
 
 from agac.core.errors import UsageError, Where
-from agac.plan.checks import resolve_models
 from agac.plan.plan import Selection, make_plan
+from agac.plan.resolved_models import resolve_models
 from agac.providers.known_providers import SHIPPED
 from agac.spec.loader import find_workflow, load_project, load_workflow, workflow_names
 from agac.spec.paths import find_project, output_folder

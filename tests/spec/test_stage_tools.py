@@ -10,9 +10,11 @@ from support.tree import Tree
 from agac.core.errors import UsageError
 from agac.core.keys import canonical, digest
 from agac.plan.changes import changes_of
-from agac.plan.checks import resolve_models
 from agac.plan.diff import stage_changes
-from agac.plan.plan import Plan, Selection, make_plan, restored_plan, run_settings
+from agac.plan.plan import Plan, Selection, make_plan
+from agac.plan.resolved_models import resolve_models
+from agac.plan.restored_plan import restored_plan
+from agac.plan.run_settings import run_settings
 from agac.plan.stage import PlannedStage
 from agac.providers.known_providers import SHIPPED
 from agac.spec import paths, project_files
