@@ -20,7 +20,15 @@ from urllib.parse import urlsplit
 
 from agac.core.errors import UsageError, lack_of
 from agac.core.keys import canonical, digest
-from agac.spec.mcp_lock import HUB, SUFFIX, ServerLock, connection, difference, read_lock
+from agac.spec.mcp_lock import (
+    HUB,
+    SUFFIX,
+    ServerAddress,
+    ServerLock,
+    connection,
+    difference,
+    read_lock,
+)
 from agac.spec.paths import home_of
 from agac.spec.tools import McpServer, ToolRules
 from agac.tools.tool_functions import (
@@ -219,7 +227,7 @@ class McpServers:
         return self._served.setdefault(canonical(asdict(server)), _Served(server))
 
     async def _session(self, served: _Served, fingerprint: bytes) -> McpSession:
-        """The least busy of the sessions that a conversation may use."""
+        """Returns the least busy of the sessions that a conversation may use."""
         used = served.used.get(fingerprint)
         if used is not None:
             if used.gone or used.retired:
@@ -228,35 +236,39 @@ class McpServers:
             return used
         key = fingerprint if served.spec.scope == "row" else b""
         async with served.opening[key]:
-            sessions = [one for one in served.sessions[key] if not one.gone and not one.retired]
-            best = min(sessions, key=lambda one: one.calls, default=None)
-            if best is None or (best.calls and not key and len(sessions) < served.spec.pool):
-                best = await self._opened(served)
-                sessions.append(best)
-            served.sessions[key] = sessions
+            session = await self._idlest(served, key)
         if served.spec.state:
-            served.used[fingerprint] = best
-        return best
+            served.used[fingerprint] = session
+        return session
+
+    async def _idlest(self, served: _Served, key: bytes) -> McpSession:
+        """Returns the least busy session of these, or a new one if there may be more."""
+        sessions = [
+            session for session in served.sessions[key] if not session.gone and not session.retired
+        ]
+        idlest = min(sessions, key=lambda session: session.calls, default=None)
+        may_open = not key and len(sessions) < served.spec.pool
+        if idlest is None or (idlest.calls and may_open):
+            idlest = await self._opened(served)
+            sessions.append(idlest)
+        served.sessions[key] = sessions
+        return idlest
 
     async def _opened(self, served: _Served) -> McpSession:
-        from agac.tools.mcp_session import McpSession, environment  # 1 s
+        """Connects to a server. Raises UsageError if its command is missing, ToolLost if it is
+        down."""
+        from agac.tools.mcp_session import McpSession  # 1 s
 
         spec = served.spec
         reached = connection(spec, self._root, self._env)
         if reached.command:
-            path = {**environment(), **reached.env}["PATH"]
-            if (
-                which(reached.command[0], path=path) is None
-                and not (reached.folder / reached.command[0]).is_file()
-            ):
-                message = f"{served} cannot be started: there is no command {reached.command[0]!r}"
-                raise UsageError(message, remedy="Install it, or mend its target.")
+            self._check_command(served, reached)
         while served.failures < MOST_FAILURES or time.monotonic() >= served.rests_until:
             if served.failures:
                 await asyncio.sleep(BACKOFF_S * 2 ** (min(served.failures, MOST_FAILURES) - 1))
             session = McpSession(spec.name, reached, self._watch, served.mode)
             self._all.add(session)
-            session.task.add_done_callback(lambda _, one=session: self._all.discard(one))  # type: ignore[misc]
+            session.task.add_done_callback(lambda _, ended=session: self._all.discard(ended))  # type: ignore[misc]
             try:
                 await session.open(spec.timeout)
                 served.mode = session.mode
@@ -271,6 +283,16 @@ class McpServers:
             else:
                 return session
         raise served.down()
+
+    def _check_command(self, served: _Served, reached: ServerAddress) -> None:
+        """Raises UsageError if the program of a server is not there."""
+        from agac.tools.mcp_session import environment
+
+        program = reached.command[0]
+        path = {**environment(), **reached.env}["PATH"]
+        if which(program, path=path) is None and not (reached.folder / program).is_file():
+            message = f"{served} cannot be started: there is no command {program!r}"
+            raise UsageError(message, remedy="Install it, or mend its target.")
 
     async def _compare(self, spec: McpServer, session: McpSession) -> None:
         """Raises UsageError where a server is not what its lock says."""

@@ -382,42 +382,51 @@ class _BoundedHttp(httpx2.AsyncClient):
     other."""
 
     async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
-        """Headers go to this client's one address: the package follows no redirect to another
+        """Sends a request; what goes wrong becomes an answer with an error.
+
+        Headers go to this client's one address: the package follows no redirect to another
         host."""
-        why = ""
-        body = bytearray()
-        code = _UNREACHED
         try:
             response = await super().send(request, **how)
-            kind = response.headers.get("content-type", "")
-            status = response.status_code
-            if response.headers.get("content-encoding", "identity") != "identity":
-                why = "it sends a compressed answer, which was not asked for"
-            elif "json" in kind:  # events are bounded one by one
-                async for chunk in response.aiter_raw():
-                    body += chunk
-                    if len(body) > MAX_BYTES:
-                        why = _TOO_LARGE
-                        break
-                else:
-                    return httpx2.Response(
-                        status, headers=response.headers, content=bytes(body), request=request
-                    )
-            elif status >= 400 and status != 404:
-                why = f"HTTP {status} {response.reason_phrase}".strip()
-            if not why:
-                return response
-            await response.aclose()
+            return await self._bounded(response, request)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as problem:
-            why = str(problem) or type(problem).__name__
-            code = _UNSENT
+            return _refusal(request, str(problem) or type(problem).__name__, _UNSENT)
         except httpx2.HTTPError as problem:
-            why = str(problem) or type(problem).__name__
-        error: dict[str, Any] = {"code": code, "message": why, "data": _OURS}
-        if why is _TOO_LARGE:
-            error = {"code": wire.INTERNAL_ERROR, "message": why}
-        refused = {"jsonrpc": "2.0", "id": None, "error": error}
-        return httpx2.Response(502, json=refused, request=request)
+            return _refusal(request, str(problem) or type(problem).__name__)
+
+    async def _bounded(self, response: httpx2.Response, request: httpx2.Request) -> httpx2.Response:
+        """Returns the answer, or the error that it is: too large, compressed, or one of HTTP."""
+        status = response.status_code
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
+            return _refusal(request, "it sends a compressed answer, which was not asked for")
+        if "json" in response.headers.get("content-type", ""):
+            body = bytearray()
+            async for chunk in response.aiter_raw():
+                body += chunk
+                if len(body) > MAX_BYTES:
+                    await response.aclose()
+                    return _too_large(request)
+            return httpx2.Response(
+                status, headers=response.headers, content=bytes(body), request=request
+            )
+        if status >= 400 and status != 404:  # events are bounded one by one
+            await response.aclose()
+            return _refusal(request, f"HTTP {status} {response.reason_phrase}".strip())
+        return response
+
+
+def _refusal(request: httpx2.Request, why: str, code: int = _UNREACHED) -> httpx2.Response:
+    return _error_response(request, {"code": code, "message": why, "data": _OURS})
+
+
+def _too_large(request: httpx2.Request) -> httpx2.Response:
+    return _error_response(request, {"code": wire.INTERNAL_ERROR, "message": _TOO_LARGE})
+
+
+def _error_response(request: httpx2.Request, error: dict[str, Any]) -> httpx2.Response:
+    body = {"jsonrpc": "2.0", "id": None, "error": error}
+    return httpx2.Response(502, json=body, request=request)
 
 
 def _result_text(result: wire.CallToolResult) -> str:

@@ -5,20 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agac.core.errors import AgacError, RowError, did_you_mean
+from agac.core.errors import AgacError, did_you_mean
 from agac.core.keys import canonical, digest, idempotency_key, tool_key
-from agac.core.redact import Redactor
 from agac.core.types import JSONValue, ToolCall, unique_keys
 from agac.data.files import writable_place
 from agac.spec.paths import home_of
@@ -27,11 +23,12 @@ from agac.spec.tool_stubs import recorded_line, stub_answer
 from agac.spec.tools import ToolRules, ToolSpec
 from agac.spec.workflow import Stage
 from agac.store.rows import RecordedCall
-from agac.store.writer import ToolCache
 from agac.tools.builtin import Changes, builtin
-from agac.tools.functions import Threads, Unfit, exchanged, plain
+from agac.tools.functions import exchanged
+from agac.tools.json_values import Unfit, plain
 from agac.tools.mcp import McpServers
 from agac.tools.processes import THREADS
+from agac.tools.threads import Threads
 from agac.tools.tool_arguments import (
     MAX_CHARS,
     MAX_PROBLEMS,
@@ -42,6 +39,15 @@ from agac.tools.tool_arguments import (
     validator_of,
     with_defaults,
 )
+from agac.tools.tool_context import (
+    CallScope,
+    Run,
+    StandIn,
+    ToolContext,
+    ToolCounts,
+    ToolOutcome,
+    stand_in_of,
+)
 from agac.tools.tool_functions import (
     NO_INTENT,
     Intent,
@@ -51,154 +57,58 @@ from agac.tools.tool_functions import (
     ToolTimeout,
     load_tool,
 )
+from agac.tools.tool_limits import Bounds, KeptResults, cut
 
 if TYPE_CHECKING:
     from jsonschema_rs import Draft202012Validator
 
-    from agac.data.remote import RemoteContents
 
-
-class CallScope(NamedTuple):
-    """To what a call of a tool belongs: the stage, the task by its fingerprint, and its place in
-    the conversation, from
-    0. These three name a call for ever, so a tool that takes an idempotency key is given them."""
-
-    stage: int
-    fingerprint: bytes
-    turn: int
-    call: int
-
-
-class ToolOutcome(NamedTuple):
-    """What came of a call: the text that the model is told. `error`: the tool failed, or was not
-    run. `how`: "" where it was run for this call, else what served it. `lost`: the row fails with
-    it; `anew`: its conversation begins anew first, some times, where nothing was done that must
-    not be repeated; `made`: no where it was surely not made; `unknown`: nobody knows whether it
-    was carried out, since it was given up or broke off."""
-
-    text: str
-    error: bool = False
-    how: Literal["", "coalesced", "cached", "stub", "replayed"] = ""
-    lost: RowError | None = None
-    anew: bool = False
-    made: bool = True
-    unknown: bool = False
-
-
-@dataclass(slots=True)
-class ToolCounts:
-    """What became of a tool's calls: `requested` by models, `executed` with all tries; `wait_s`
-    for rate and places."""
-
-    requested: int = 0
-    executed: int = 0
-    coalesced: int = 0
-    cache_hits: int = 0
-    errors: int = 0
-    timeouts: int = 0
-    truncated: int = 0
-    wait_s: float = 0.0
-    exec_s: float = 0.0
-
-
-GRACE = 0.5  # seconds that a call goes on which nobody waits for any more
-KEPT_BYTES = 64_000_000  # of results kept in memory for equal calls, and what each takes besides
-KEPT_EACH = 300
-RETRY_S = 0.5  # the wait before the first further try, which doubles each time, and the longest
+GRACE = 0.5
+"""Seconds for which a call continues that is waited for no longer."""
+RETRY_S = 0.5
+"""The wait before the first further try; it doubles each time."""
 MAX_RETRY_S = 30.0
-HEAD = 0.7  # how much of a result that is cut is its beginning; the rest is its end
-StandIn = Literal["", "stub", "replayed"]
-Run = Callable[[Arguments, CallScope, Intent], Awaitable[str | ToolOutcome]]
-"""Runs a tool once: its result, or all that came of it. It begins the intent when all that it
-waits for is there. Raises ToolFailed, ToolLost; AgacError ends the run."""
-
-Elsewhere = Callable[[ToolSpec, Arguments, str, float, bool, Intent], Awaitable[str]]
-"""Calls a function, with the key that tells this call, for so many seconds once it is begun;
-whether it may be called again where nobody knows what came."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolContext:
-    """What tools need of whoever runs them. `functions`: a program's, by the `source` of their
-    tools; `env`: what `${VAR}` of servers means; `record`: the file that calls are added to;
-    `recorded`: the calls that a run made where this one stands, and those made before it in its
-    conversation; `sleep` and `go_on` raise `stops` once no call is to begin; `elsewhere` calls the
-    functions of files."""
-
-    root: Path
-    redactor: Redactor
-    monotonic: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    go_on: Callable[[], object] = bool
-    stops: type[Exception] = AgacError
-    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    web: RemoteContents | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    run_child: Callable[[ToolSpec, Arguments, CallScope, Intent], Awaitable[ToolOutcome]] | None = (
-        None
-    )
-    elsewhere: Elsewhere | None = None
-    later: ToolCache | None = None
-    record: Path | None = None
-    recorded: (
-        Callable[[int, CallScope], Awaitable[tuple[Sequence[RecordedCall], Sequence[ToolCall]]]]
-        | None
-    ) = None
 
 
 class _Runner(NamedTuple):
-    """What runs a tool, at `most` so many calls at a time. `takes_key`: repeated calls can be
-    told; `changes` tells equal calls apart; `key` makes it another tool. `remembers`: its server
-    knows of earlier calls."""
+    """What runs a tool."""
 
     run: Run
     key: JSONValue = None
+    """What makes it another tool."""
     most: int | None = None
+    """The most calls at a time; None: any number."""
     takes_key: bool = False
+    """True if the tool recognizes a repeated call."""
     changes: Changes | None = None
+    """Tells equal calls apart, between which something changed."""
     remembers: bool = False
+    """True if its server knows of earlier calls."""
 
 
 @dataclass(slots=True)
 class _Tool:
-    """A tool of a stage, with the schema that models are `told`. `bounds` are shared with equal
-    ones. `how`: what serves its calls; `recorded`: note them."""
+    """A tool of a stage."""
 
     spec: ToolSpec
-    told: SentParameters
+    sent: SentParameters
+    """The schema that models are sent."""
     rules: ToolRules
     runner: _Runner
     counts: ToolCounts
     timeout: float | None
-    bounds: _Bounds
+    bounds: Bounds
+    """Limits that it shares with equal tools."""
     validator: Draft202012Validator | None
     how: StandIn
+    """What serves its calls in its place."""
     recorded: bool
-
-
-class _Bounds:
-    """How often a tool is called, and how many times at once."""
-
-    def __init__(self, rules: ToolRules, most: int | None) -> None:
-        places = min(filter(None, (rules.concurrency, most)), default=None)
-        self.places = nullcontext() if places is None else asyncio.Semaphore(places)
-        self._rate = rules.rate
-        self._due = -math.inf
-
-    def wait(self, now: float) -> float:
-        """The seconds until one more call may begin, which is counted: of a second's calls all may
-        begin at once."""
-        if self._rate is None:
-            return 0.0
-        self._due = max(self._due, now - max(1 - 1 / self._rate, 0.0))
-        wait = max(self._due - now, 0.0)
-        self._due += 1 / self._rate
-        return wait
+    """True if its calls are noted."""
 
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A call under way that several may wait for."""
+    """A call in progress that several may wait for."""
 
     task: asyncio.Task[ToolOutcome]
     waiters: int = 0
@@ -206,8 +116,8 @@ class _Flight:
 
 @asynccontextmanager
 async def open_tools(stages: Iterable[Stage], context: ToolContext) -> AsyncIterator[ToolPool]:
-    """The tools of these stages, those of their children included. Raises UsageError when one
-    cannot be had."""
+    """Opens the tools of these stages, those of their children included. Raises UsageError if one
+    is not available."""
     async with AsyncExitStack() as stack:
         stack.enter_context(exchanged())
         pool = ToolPool(context, stack)
@@ -222,23 +132,25 @@ async def open_tools(stages: Iterable[Stage], context: ToolContext) -> AsyncIter
 
 
 class ToolPool:
-    """Runs the tools of an invocation. `counts` are by stage and name of the tool. A call that
-    others may share runs in a task of its own, which ends when nobody waits for it."""
+    """Runs the tools of an invocation.
+
+    A call that others may share runs in a task of its own, which ends if nothing waits for it."""
 
     def __init__(self, context: ToolContext, stack: AsyncExitStack) -> None:
         self.counts: dict[tuple[int, str], ToolCounts] = {}
+        """The counts by stage and name of the tool."""
         self._context = context
         self._stack = stack
         self._servers: McpServers | None = None
         self._tools: dict[tuple[int, str], _Tool] = {}
-        self._told_names: dict[tuple[int, str], tuple[int, str]] = {}
-        """The tools by stage and the name that models are told."""
+        self._by_sent_name: dict[tuple[int, str], tuple[int, str]] = {}
+        """The tools by stage and the name that models are sent."""
         self._runners: dict[str, _Runner] = {}
-        self._bounds: dict[tuple[str, ToolRules], _Bounds] = {}
+        self._bounds: dict[tuple[str, ToolRules], Bounds] = {}
         self._flights: dict[bytes, _Flight] = {}
-        self._kept = OrderedDict[bytes, tuple[str, float]]()
-        self._kept_bytes = 0
+        self._kept = KeptResults(context.monotonic)
         self._recorded = set[bytes]()
+        """The hashes of the calls that are in the record."""
 
     def add(self, stage: Stage, spec: ToolSpec) -> None:
         """Adds one tool of a stage. Raises UsageError when the tool is not available."""
@@ -246,7 +158,7 @@ class ToolPool:
         rules = stage.settings.tooling.rules.get(spec.name)
         if spec.kind == "mcp" and rules is None:  # it may do anything, whatever its server says
             rules = ToolRules(side_effects=True)
-        how = _stand_in_of(stage, spec)
+        how = stand_in_of(stage, spec)
         runner = self._runner_of(stage, spec, rules, how)
         timeout = None
         if not how and not self._has_own_timeout(spec, rules):
@@ -255,20 +167,20 @@ class ToolPool:
             rules = ToolRules()
         self.counts[at] = ToolCounts()
         bounds_key = (canonical(runner.key or [*at]), rules)
-        told = sent_parameters(spec.parameters)
+        sent = sent_parameters(spec.parameters)
         self._tools[at] = _Tool(
             spec=spec,
-            told=told,
+            sent=sent,
             rules=rules,
             runner=runner,
             counts=self.counts[at],
             timeout=timeout,
-            bounds=self._bounds.setdefault(bounds_key, _Bounds(rules, runner.most)),
-            validator=validator_of(told),
+            bounds=self._bounds.setdefault(bounds_key, Bounds(rules, runner.most)),
+            validator=validator_of(sent),
             how=how,
             recorded=stage.settings.tooling.record,
         )
-        self._told_names[stage.index, sent_name(spec.name)] = at
+        self._by_sent_name[stage.index, sent_name(spec.name)] = at
 
     def _runner_of(
         self, stage: Stage, spec: ToolSpec, rules: ToolRules | None, how: StandIn
@@ -280,7 +192,7 @@ class ToolPool:
         if how == "replayed":
             return _Runner(partial(self._replay, spec.name, stage.settings.tooling.replay or 0))
         if rules and spec.kind == "mcp":
-            return self._of_server(stage, spec, rules)
+            return self._server_runner(stage, spec, rules)
         return self._runner(spec)
 
     def _has_own_timeout(self, spec: ToolSpec, rules: ToolRules | None) -> bool:
@@ -289,27 +201,28 @@ class ToolPool:
             return True
         return self._is_elsewhere(spec)
 
-    def _of_server(self, stage: Stage, spec: ToolSpec, rules: ToolRules) -> _Runner:
-        """What asks an MCP server, which is connected when it is first asked."""
+    def _server_runner(self, stage: Stage, spec: ToolSpec, rules: ToolRules) -> _Runner:
+        """Makes what asks an MCP server, which is connected when it is first asked."""
         if self._servers is None:
             self._servers = McpServers(self._context.root, self._context.env)
             self._stack.push_async_callback(self._servers.aclose)
         name, _, tool = spec.source.partition(":")
-        server = next(one for one in stage.settings.tooling.servers if one.name == name)
+        server = next(server for server in stage.settings.tooling.servers if server.name == name)
         call = partial(self._servers.call, server, tool, rules)
         key: JSONValue = [spec.kind, spec.source, spec.version, self._servers.access(server)]
 
-        def run(given: Arguments, scope: CallScope, intent: Intent) -> Awaitable[str]:
-            return call(given, scope.fingerprint, intent)
+        def run(arguments: Arguments, scope: CallScope, intent: Intent) -> Awaitable[str]:
+            return call(arguments, scope.fingerprint, intent)
 
         return _Runner(run, key, remembers=server.state)
 
     def _runner(self, spec: ToolSpec) -> _Runner:
+        """Makes what runs an agent, a function, or a tool of agac's own; equal tools share it."""
         context = self._context
         key: JSONValue = [spec.kind, spec.source, spec.version, spec.name, dict(spec.settings)]
-        known = canonical(key)
-        if known in self._runners:
-            return self._runners[known]
+        runner_key = canonical(key)
+        if runner_key in self._runners:
+            return self._runners[runner_key]
         if spec.kind == "agent":
             assert context.run_child is not None
             return _Runner(partial(context.run_child, spec), key)
@@ -319,23 +232,20 @@ class ToolPool:
         else:
             function, changes = builtin(spec, context.root, context.web)
         most = None if function.is_async else THREADS
-        run = self._called(function, spec.name)
+        run = self._run_here(function, spec.name)
         if self._is_elsewhere(spec):
-            run = partial(self._elsewhere, spec, takes_key=function.takes_key)
-        self._runners[known] = _Runner(run, key, most, function.takes_key, changes)
-        return self._runners[known]
+            run = partial(self._run_elsewhere, spec, takes_key=function.takes_key)
+        self._runners[runner_key] = _Runner(run, key, most, function.takes_key, changes)
+        return self._runners[runner_key]
 
     def _is_elsewhere(self, spec: ToolSpec) -> bool:
-        """Whether others carry out a tool, who see to its timeout: there is no hurry before they
-        begin."""
-        context = self._context
-        return (
-            spec.kind == "function"
-            and context.elsewhere is not None
-            and spec.source not in context.functions
-        )
+        """True if other processes carry out a tool. They limit its time, which begins once they
+        do."""
+        if spec.kind != "function" or self._context.elsewhere is None:
+            return False
+        return spec.source not in self._context.functions
 
-    async def _elsewhere(
+    async def _run_elsewhere(
         self,
         spec: ToolSpec,
         arguments: Arguments,
@@ -344,33 +254,36 @@ class ToolPool:
         *,
         takes_key: bool,
     ) -> str:
+        """Has another process call a function."""
         key = idempotency_key(*scope[1:], spec.name, arguments) if takes_key else ""
         assert self._context.elsewhere is not None
         timeout = self._tools[scope.stage, spec.name].rules.timeout
         again = self.is_repeatable(scope.stage, spec)
         return await self._context.elsewhere(spec, arguments, key, timeout, again, intent)
 
-    def _called(self, function: ToolFunction, name: str) -> Run:
+    def _run_here(self, function: ToolFunction, name: str) -> Run:
+        """Makes what calls a function in this process, in threads or in the event loop."""
         loop = asyncio.get_running_loop()
 
-        def here(work: tuple[Context, dict[str, Any], Intent]) -> str:
-            context, given, intent = work
+        def in_thread(work: tuple[Context, dict[str, Any], Intent]) -> str:
+            context, values, intent = work
             if intent.is_kept:  # this is a thread that was waited for
                 asyncio.run_coroutine_threadsafe(intent.begin(), loop).result()
-            return context.run(function.here, given)
+            return context.run(function.here, values)
 
-        threads = Threads(here, THREADS)
+        threads = Threads(in_thread, THREADS)
         self._stack.callback(threads.close)
 
-        async def called(arguments: Arguments, scope: CallScope, intent: Intent) -> str:
-            given = function.given(arguments, partial(idempotency_key, *scope[1:], name, arguments))
+        async def run(arguments: Arguments, scope: CallScope, intent: Intent) -> str:
+            key = partial(idempotency_key, *scope[1:], name, arguments)
+            values = function.given(arguments, key)
             if function.is_async:
                 await intent.begin()
-                return await function.awaited(given)
-            text: str = await threads.call((copy_context(), given, intent))
+                return await function.awaited(values)
+            text: str = await threads.call((copy_context(), values, intent))
             return text
 
-        return called
+        return run
 
     async def _stub(
         self,
@@ -380,6 +293,7 @@ class ToolPool:
         _: CallScope,
         __: Intent,
     ) -> ToolOutcome:
+        """Returns the stand-in for a result."""
         if name not in stubs:
             return ToolOutcome(
                 f"{name} has no stub, and tools_mode is stub; add one to tool_stubs", error=True
@@ -392,103 +306,112 @@ class ToolPool:
     async def _replay(
         self, name: str, run: int, arguments: Arguments, scope: CallScope, _: Intent
     ) -> ToolOutcome:
-        """What the call came to in a recorded run, the first, the second time. Raises ToolLost:
-        not made there."""
-        assert self._context.recorded is not None
-        said = canonical(arguments)
+        """Returns what the call came to in a recorded run, the first, the second time.
 
-        def is_alike(one: RecordedCall | ToolCall) -> bool:
-            if one.name == name:
-                found = self.check(scope.stage, name, one.arguments)
-            else:
-                found = ""
-            return not isinstance(found, str) and canonical(found[1]) == said
+        Raises ToolLost if it was not made there."""
+        assert self._context.recorded is not None
+        wanted = canonical(arguments)
+
+        def is_alike(call: RecordedCall | ToolCall) -> bool:
+            if call.name != name:
+                return False
+            checked = self.check(scope.stage, name, call.arguments)
+            return not isinstance(checked, str) and canonical(checked[1]) == wanted
 
         recorded, before = await self._context.recorded(run, scope)
-        alike = [one for one in recorded if is_alike(one)]
+        alike = [call for call in recorded if is_alike(call)]
         if not alike:
-            why = f"{name} was not called with {said[:MAX_CHARS]} in run {run}, and is not now; "
             raise ToolLost(
-                why + "run it with --tools-mode live, or replay a run in which it was made",
+                f"{name} was not called with {wanted[:MAX_CHARS]} in run {run}, and is not now; "
+                "run it with --tools-mode live, or replay a run in which it was made",
                 made=False,
             )
-        one = alike[min(sum(map(is_alike, before)), len(alike) - 1)]
-        return ToolOutcome(one.result, one.error)
+        times_before = sum(map(is_alike, before))
+        call = alike[min(times_before, len(alike) - 1)]
+        return ToolOutcome(call.result, call.error)
 
     def check(self, stage: int, name: str, arguments: str) -> tuple[ToolSpec, Arguments] | str:
-        """The tool of the stage that a model asks for and its arguments, which fit their schema;
-        or what is wrong."""
-        tool = self._tools.get(self._told_names.get((stage, name), (stage, name)))
+        """Returns the tool of the stage that a model asks for and its arguments, which satisfy
+        their schema; or what is wrong."""
+        tool = self._tools.get(self._by_sent_name.get((stage, name), (stage, name)))
         if tool is None:
-            known = [other for at, other in self._told_names if at == stage]
-            return (
-                f"there is no tool {name[:MAX_CHARS]!r}; "
-                f"{did_you_mean(name, known, 'the tools are')}"
-            )
+            names = [sent for index, sent in self._by_sent_name if index == stage]
+            hint = did_you_mean(name, names, "the tools are")
+            return f"there is no tool {name[:MAX_CHARS]!r}; {hint}"
         try:
-            given = plain(
+            values = plain(
                 json.loads(
                     arguments or "{}", parse_float=parse_number, object_pairs_hook=unique_keys
                 )
             )
         except (ValueError, RecursionError, Unfit) as error:
             return f"the arguments of {name} are not JSON: {error}{as_written(arguments)}"
-        if not isinstance(given, dict):
-            problem = (
+        if not isinstance(values, dict):
+            return (
                 f"the arguments of {name} are not an object; give one, with the parameters by name"
+                f"{as_written(arguments)}"
             )
-            return f"{problem}{as_written(arguments)}"
-        if tool.validator is None:
-            said = []
-        else:
-            said = schema_faults(tool.validator, tool.told, given)
-        if said:
-            problems = "; ".join(text[:MAX_CHARS] for text in said[:MAX_PROBLEMS])
-            return f"the arguments of {name} do not satisfy its schema: {problems}"
-        return tool.spec, with_defaults(tool.spec, tool.told.restored(given))
+        if tool.validator is not None:
+            faults = schema_faults(tool.validator, tool.sent, values)
+            if faults:
+                problems = "; ".join(text[:MAX_CHARS] for text in faults[:MAX_PROBLEMS])
+                return f"the arguments of {name} do not satisfy its schema: {problems}"
+        return tool.spec, with_defaults(tool.spec, tool.sent.restored(values))
 
     def remembers(self, stage: int, tool: ToolSpec) -> bool:
-        """Whether its server knows of earlier calls, which in a later invocation it does not."""
+        """True if the tool's server knows of earlier calls, which in a later invocation it does
+        not."""
         return self._tools[stage, tool.name].runner.remembers
 
     def changes(self, stage: int, tool: ToolSpec) -> bool:
-        """Whether its calls have side effects."""
+        """True if calls of the tool have side effects."""
         return self._tools[stage, tool.name].rules.side_effects
 
     def is_repeatable(self, stage: int, tool: ToolSpec) -> bool:
-        """Whether a call may be made again: it has no side effects, or tells a repetition by its
-        key."""
-        known = self._tools[stage, tool.name]
-        return known.runner.takes_key or not known.rules.side_effects
+        """True if a call may be made again: it has no side effects, or the tool recognizes it by
+        its key."""
+        pooled = self._tools[stage, tool.name]
+        return pooled.runner.takes_key or not pooled.rules.side_effects
 
     async def call(
         self, tool: ToolSpec, arguments: Arguments, scope: CallScope, intent: Intent = NO_INTENT
     ) -> ToolOutcome:
-        """Runs a tool. Raises nothing but AgacError, which ends the run, and CancelledError, for
-        this caller alone."""
-        known = self._tools[scope.stage, tool.name]
-        known.counts.requested += 1
-        record = self._record_of(known)
-        # a row pays for it
-        shared = known.rules.cacheable and not known.rules.side_effects and tool.kind != "agent"
-        if shared:  # which has no side effects, and so no intent that is kept
-            outcome = await self._shared(known, arguments, scope)
+        """Runs a tool. Raises only AgacError, which ends the run, and CancelledError, for this
+        caller alone."""
+        pooled = self._tools[scope.stage, tool.name]
+        pooled.counts.requested += 1
+        record = self._record_of(pooled)
+        if self._is_shared(pooled):  # without side effects, and so without an intent that is kept
+            outcome = await self._shared(pooled, arguments, scope)
         else:
-            outcome = await self._run(known, arguments, scope, intent)
-        known.counts.errors += outcome.error
+            outcome = await self._run(pooled, arguments, scope, intent)
+        pooled.counts.errors += outcome.error
         if record is not None:
             line = recorded_line(tool.name, arguments, outcome.text, outcome.error)
-            mark = digest(line)
-            if mark not in self._recorded:
-                self._recorded.add(mark)
-                record.parent.mkdir(parents=True, exist_ok=True)
-                with record.open("a", encoding="utf-8") as opened:
-                    opened.write(line)
+            self._add_to_record(record, line)
         return outcome
 
+    def _is_shared(self, tool: _Tool) -> bool:
+        """True if one execution of the tool may serve all equal calls. Agents' do not: a row pays
+        for them."""
+        if tool.spec.kind == "agent":
+            return False
+        return tool.rules.cacheable and not tool.rules.side_effects
+
+    def _add_to_record(self, record: Path, line: str) -> None:
+        """Writes a call into the record, once."""
+        mark = digest(line)
+        if mark in self._recorded:
+            return
+        self._recorded.add(mark)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with record.open("a", encoding="utf-8") as opened:
+            opened.write(line)
+
     def _record_of(self, tool: _Tool) -> Path | None:
-        """The file to which the calls of a tool are added; None: they are not. Raises SpecError
-        where a link in its place leads out of the project."""
+        """Returns the file to which the calls of a tool are added; None: they are not.
+
+        Raises SpecError if a link in its place leads out of the project."""
         file = self._context.record
         root = self._context.root
         if file is None or not tool.recorded:
@@ -498,26 +421,26 @@ class ToolPool:
         return file
 
     async def end(self, fingerprint: bytes) -> None:
-        """A conversation ended: what was kept for it alone (a server's session) is closed."""
+        """Closes what was kept for one conversation alone, which ended: a server's session."""
         if self._servers is not None:
             await self._servers.end(fingerprint)
 
     async def close(self) -> None:
-        """Calls under way are cancelled."""
+        """Cancels the calls in progress."""
         tasks = [flight.task for flight in self._flights.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _shared(self, tool: _Tool, arguments: Arguments, scope: CallScope) -> ToolOutcome:
-        """Answers a call from a kept result or a call under way, or else makes it for all."""
+        """Answers a call from a kept result or a call in progress, or else makes it for all."""
         row = scope.fingerprint.hex() if tool.rules.scope == "row" else ""
         changed = tool.runner.changes and tool.runner.changes(arguments)
         key = tool_key([tool.runner.key, row, tool.spec.max_chars, changed], arguments)
-        if key in self._kept and self._kept[key][1] > self._context.monotonic():
-            self._kept.move_to_end(key)
+        kept = self._kept.get(key)
+        if kept is not None:
             tool.counts.cache_hits += 1
-            return ToolOutcome(self._kept[key][0], how="cached")
+            return ToolOutcome(kept, how="cached")
         flight = self._flights.get(key)
         joined = flight is not None
         if flight is None:
@@ -535,7 +458,7 @@ class ToolPool:
         self, key: bytes, tool: _Tool, arguments: Arguments, scope: CallScope
     ) -> _Flight:
         """Starts the one execution of equal calls, in a task of its own."""
-        task = asyncio.get_running_loop().create_task(self._flown(key, tool, arguments, scope))
+        task = asyncio.get_running_loop().create_task(self._fly(key, tool, arguments, scope))
         # takes the exception, so that asyncio reports none if all waiters have left
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         flight = _Flight(task)
@@ -543,7 +466,7 @@ class ToolPool:
         return flight
 
     async def _wait_for(self, key: bytes, flight: _Flight) -> ToolOutcome | None:
-        """Waits for a call under way. Returns None if the call itself was cancelled."""
+        """Waits for a call in progress. Returns None if the call itself was cancelled."""
         flight.waiters += 1
         try:
             return await asyncio.shield(flight.task)
@@ -558,12 +481,12 @@ class ToolPool:
                 asyncio.get_running_loop().call_later(GRACE, self._abandon, key, flight)
 
     def _abandon(self, key: bytes, flight: _Flight) -> None:
-        """Nobody waits any longer, unless somebody came meanwhile."""
+        """Cancels a call that nothing waits for."""
         if not flight.waiters and not flight.task.done():
-            self._flights.pop(key, None)  # who comes now begins anew
+            self._flights.pop(key, None)  # an equal call from now on is made again
             flight.task.cancel()
 
-    async def _flown(
+    async def _fly(
         self, key: bytes, tool: _Tool, arguments: Arguments, scope: CallScope
     ) -> ToolOutcome:
         """Executes equal calls once. Keeps the result unless it is an error."""
@@ -578,7 +501,7 @@ class ToolPool:
                 outcome = ToolOutcome(stored, how="cached")
             if outcome.error:
                 return outcome
-            self._keep(key, outcome.text, tool.rules.ttl)
+            self._kept.keep(key, outcome.text, tool.rules.ttl)
             if later is not None and not outcome.how:
                 await later.put(key, tool.spec.name, outcome.text, tool.rules.ttl)
             return outcome
@@ -586,101 +509,84 @@ class ToolPool:
             if self._flights.get(key) is flight:
                 del self._flights[key]
 
-    def _keep(self, key: bytes, text: str, ttl: float | None) -> None:
-        """Keeps a result in memory for `ttl` seconds, and drops the least recently used ones."""
-        if key not in self._kept:
-            self._kept_bytes += KEPT_EACH
-        earlier_text, _ = self._kept.pop(key, ("", 0))
-        self._kept_bytes += len(text) - len(earlier_text)
-        expires = math.inf if ttl is None else self._context.monotonic() + ttl
-        self._kept[key] = (text, expires)
-        while self._kept_bytes > KEPT_BYTES:
-            _, (dropped_text, _) = self._kept.popitem(last=False)
-            self._kept_bytes -= KEPT_EACH + len(dropped_text)
-
     async def _run(
         self, tool: _Tool, arguments: Arguments, scope: CallScope, intent: Intent
     ) -> ToolOutcome:
-        """One execution, and further tries where its rules allow them."""
+        """Executes a call, and tries it again as its rules allow."""
+        retries = tool.rules.retries
         if tool.rules.side_effects and not tool.runner.takes_key:
             retries = 0
-        else:
-            retries = tool.rules.retries
-        for tried in range(retries):
-            outcome, again = await self._tried(tool, arguments, scope, intent)
+        for tries in range(retries):
+            outcome, again = await self._try(tool, arguments, scope, intent)
             if not again:
                 return outcome
-            await self._context.sleep(min(RETRY_S * 2**tried, MAX_RETRY_S))
-        return (await self._tried(tool, arguments, scope, intent))[0]
+            await self._context.sleep(min(RETRY_S * 2**tries, MAX_RETRY_S))
+        return (await self._try(tool, arguments, scope, intent))[0]
 
-    async def _tried(
+    async def _try(
         self, tool: _Tool, arguments: Arguments, scope: CallScope, intent: Intent
     ) -> tuple[ToolOutcome, bool]:
-        """What one execution gave, and whether another one may give more."""
+        """Executes a call once. Returns the outcome, and whether another try may give more."""
         now = self._context.monotonic
-        counts = tool.counts
-        name = tool.spec.name
-        asked = now()
+        asked_at = now()
         async with tool.bounds.places:
             self._context.go_on()
             wait = tool.bounds.wait(now())
             if wait:
                 await self._context.sleep(wait)
-            begun = now()
-            counts.wait_s += begun - asked
-            counts.executed += not tool.how
+            begun_at = now()
+            tool.counts.wait_s += begun_at - asked_at
+            tool.counts.executed += not tool.how
+            limit = asyncio.timeout(tool.timeout)
             try:
-                async with asyncio.timeout(tool.timeout) as limit:
-                    found = await tool.runner.run(arguments, scope, intent)
-                outcome = found if isinstance(found, ToolOutcome) else ToolOutcome(found)
-                return outcome._replace(
-                    text=self._cut(tool, outcome.text), how=tool.how or outcome.how
-                ), False
+                async with limit:
+                    result = await tool.runner.run(arguments, scope, intent)
+                return self._good(tool, result), False
             except ToolFailed as failed:
-                counts.timeouts += (late := isinstance(failed, ToolTimeout))
-                return ToolOutcome(
-                    self._clean(str(failed)), error=True, how=tool.how, unknown=late
-                ), failed.again
+                return self._failed(tool, failed), failed.again
             except ToolLost as lost:
-                what = lost.error, lost.anew, lost.made, lost.made and not lost.anew
-                return ToolOutcome(self._clean(str(lost)), True, tool.how, *what), False
+                return self._lost(tool, lost), False
             except (AgacError, self._context.stops):
                 raise
-            except Exception as error:  # noqa: BLE001  (a fault of agac's own, or of a package: it fails one call)
-                if limit.expired():
-                    counts.timeouts += 1
-                    message = f"{name} took longer than {tool.timeout:g} s, and was given up"
-                else:
-                    message = self._clean(f"{name} failed: {type(error).__name__}: {error}")
-                return ToolOutcome(message, error=True, unknown=True), True
+            except Exception as error:  # noqa: BLE001  (a fault of agac's own, or of a package)
+                # it fails this one call
+                return self._broken(tool, error, is_late=limit.expired()), True
             finally:
-                counts.exec_s += now() - begun
+                tool.counts.exec_s += now() - begun_at
+
+    def _good(self, tool: _Tool, result: str | ToolOutcome) -> ToolOutcome:
+        """Returns the outcome of a call that gave a result: without secrets, and of a long one the
+        beginning and the end."""
+        outcome = ToolOutcome(result) if isinstance(result, str) else result
+        text = self._context.redactor.clean_bytes(outcome.text.encode()).decode()
+        tool.counts.truncated += len(text) > tool.spec.max_chars
+        return outcome._replace(text=cut(text, tool.spec.max_chars), how=tool.how or outcome.how)
+
+    def _failed(self, tool: _Tool, failed: ToolFailed) -> ToolOutcome:
+        is_late = isinstance(failed, ToolTimeout)
+        tool.counts.timeouts += is_late
+        return ToolOutcome(self._clean(str(failed)), error=True, how=tool.how, unknown=is_late)
+
+    def _lost(self, tool: _Tool, lost: ToolLost) -> ToolOutcome:
+        return ToolOutcome(
+            self._clean(str(lost)),
+            error=True,
+            how=tool.how,
+            lost=lost.error,
+            anew=lost.anew,
+            made=lost.made,
+            unknown=lost.made and not lost.anew,
+        )
+
+    def _broken(self, tool: _Tool, error: Exception, *, is_late: bool) -> ToolOutcome:
+        """Returns the outcome of a call that broke off."""
+        name = tool.spec.name
+        if is_late:
+            tool.counts.timeouts += 1
+            message = f"{name} took longer than {tool.timeout:g} s, and was given up"
+        else:
+            message = self._clean(f"{name} failed: {type(error).__name__}: {error}")
+        return ToolOutcome(message, error=True, unknown=True)
 
     def _clean(self, text: str) -> str:
         return self._context.redactor.clean(text)[: MAX_CHARS * MAX_PROBLEMS]
-
-    def _cut(self, tool: _Tool, text: str) -> str:
-        """A result without secrets, of a long one the beginning and the end."""
-        text = self._context.redactor.clean_bytes(text.encode()).decode()
-        tool.counts.truncated += len(text) > tool.spec.max_chars
-        return cut(text, tool.spec.max_chars)
-
-
-def _stand_in_of(stage: Stage, spec: ToolSpec) -> StandIn:
-    """Returns what serves the calls of a tool in its place, by the agent's mode; "" for nothing."""
-    agent = stage.agent_spec
-    assert agent is not None
-    if agent.mode == "stub" and (spec.kind != "agent" or spec.name in agent.stubs):
-        return "stub"
-    if agent.mode == "replay" and spec.kind != "agent":
-        return "replayed"
-    return ""
-
-
-def cut(text: str, most: int, why: str = "") -> str:
-    """Returns the text, or the beginning and end of a text longer than `most` characters."""
-    if len(text) <= most:
-        return text
-    head = int(most * HEAD)
-    left = f"\n[… {len(text) - most:,} of {len(text):,} characters are left out{why} …]\n"
-    return text[:head] + left + text[len(text) - (most - head) :]

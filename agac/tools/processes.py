@@ -21,6 +21,8 @@ from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.state_files import make_file
 from agac.spec.python_code import FunctionInput, FunctionRef
 from agac.tools import functions
+from agac.tools.json_values import Returned
+from agac.tools.threads import Threads
 
 # Not `ProcessPoolExecutor`: when a process dies, it fails every call and cannot say whose row it
 # was; it cannot end one call; and it imports the main script of whoever uses agac as a library.
@@ -43,7 +45,7 @@ then rows' outcomes."""
 # killed
 WATCH = 1.0
 THREADS = 32  # calls of a function at once; enough for one that waits for a database
-Call = Callable[[FunctionInput], Awaitable[functions.Returned | RowError]]
+Call = Callable[[FunctionInput], Awaitable[Returned | RowError]]
 
 
 @asynccontextmanager
@@ -71,11 +73,11 @@ async def open_function(
             yield partial(functions.awaited_outcome, function, root, str(ref))
             return
 
-        def in_thread(row: FunctionInput) -> functions.Returned | RowError:
+        def in_thread(row: FunctionInput) -> Returned | RowError:
             with functions.user_code():
                 return functions.outcome_of(function, row, root, str(ref))
 
-        threads = functions.Threads(in_thread, THREADS)
+        threads = Threads(in_thread, THREADS)
         stack.callback(threads.close)
         yield threads.call
 
@@ -147,14 +149,14 @@ class Processes:
         """Starts the first. Raises UsageError when the function cannot be had."""
         self._idle.append(await self._started())
 
-    async def call(self, row: FunctionInput) -> functions.Returned | RowError:
+    async def call(self, row: FunctionInput) -> Returned | RowError:
         """What the function gives for `row`; a failure also where the process dies of it."""
         async with self._places:
             worker = await self._free()
             worker.input.write(_frame(row))
             try:
                 async with asyncio.timeout(self._timeout):
-                    outcome: functions.Returned | RowError = await worker.answer()
+                    outcome: Returned | RowError = await worker.answer()
             except TimeoutError:
                 message = (
                     f"the call took longer than timeout, {self._timeout:g} s, and was "

@@ -38,27 +38,22 @@ from agac.spec.json_schema import subschemas
 from agac.spec.paths import home_of
 from agac.spec.python_code import EDITED, FunctionRef, as_written, source_hash
 from agac.spec.tools import ToolRules, ToolScope, ToolSpec, source_of
-from agac.tools.functions import (
-    Unfit,
-    awaited_outcome,
-    import_function,
-    outcome_of,
-    plain,
-    user_code,
-)
+from agac.tools.functions import awaited_outcome, import_function, outcome_of, user_code
+from agac.tools.json_values import Unfit, plain
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")  # names of tools that every provider takes
-# a parameter that agac fills, the same for a call that is made again; models do not see it
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+"""Names of tools that every provider takes."""
 KEY = "idempotency_key"
+"""A parameter that agac fills, the same for a call that is made again; models do not see it."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTool:
-    """What `agac.tool` says of a function, kept as its attribute `agac_tool`; None: as the
+    """What `agac.tool` declares about a function, kept as its attribute `agac_tool`; None: as the
     function itself says."""
 
     name: str | None = None
@@ -111,10 +106,10 @@ def tool(function: Any = None, /, **keys: Any) -> Any:
             f"agac.tool: {function!r:.60} is not a function",
             remedy="Write @agac.tool above a function.",
         )
-    told = {
+    texts = {
         key: keys.pop(key) for key in ("name", "description", "max_chars", "version") if key in keys
     }
-    declared = DeclaredTool(**told, rules=ToolRules(**keys))
+    declared = DeclaredTool(**texts, rules=ToolRules(**keys))
 
     def declare(function: Any) -> Any:
         function.agac_tool = declared
@@ -124,27 +119,29 @@ def tool(function: Any = None, /, **keys: Any) -> Any:
 
 
 class Intent:
-    """That a call is about to be made. What runs a tool begins it when nothing is waited for any
-    more but the call itself. This one keeps nothing: it is of calls that may be made again."""
+    """A note that a call is about to be made.
+
+    What runs a tool begins it when it waits for nothing more but the call itself. This one keeps
+    nothing: it is for calls that may be made again."""
 
     is_kept = False
     is_begun = False
 
     async def begin(self) -> None:
-        """Returns when a kill from now on is known to have come after this."""
+        """Returns once a kill is known to come after the call was begun."""
 
     def withdraw(self) -> None:
-        """The call was not made after all."""
+        """Takes the note back: the call was not made after all."""
 
     def close(self) -> None:
-        """Nothing waits for the call any more, so that it may not be begun either."""
+        """Forbids to begin the call, which is waited for no longer."""
 
 
 NO_INTENT = Intent()
 
 
 class ToolFailed(Exception):
-    """A call that gave no result; the text is for the model. `again`: another try may help."""
+    """A call gave no result; the text is for the model. `again`: another try may help."""
 
     def __init__(self, text: str, *, again: bool = False) -> None:
         super().__init__(text)
@@ -152,12 +149,12 @@ class ToolFailed(Exception):
 
 
 class ToolTimeout(ToolFailed):
-    """A call that took too long, and was given up."""
+    """A call took too long, and was given up."""
 
 
 class SessionGone(Exception):
     """A server's session cannot be used any more; the text says why. `sent`: the server may have
-    got the call."""
+    received the call."""
 
     def __init__(self, why: str, *, sent: bool = True) -> None:
         super().__init__(why)
@@ -165,8 +162,8 @@ class SessionGone(Exception):
 
 
 class ToolLost(Exception):
-    """A call that fails its row, or with `anew` lets its conversation begin anew. `made`: it may
-    have been made."""
+    """A call fails its row, or with `anew` lets its conversation start again. `made`: it may have
+    been made."""
 
     def __init__(self, message: str, *, anew: bool = False, made: bool = True) -> None:
         super().__init__(message)
@@ -176,8 +173,8 @@ class ToolLost(Exception):
 
 
 def describe(function: FunctionRef | Callable[..., Any], root: Path) -> ToolSpec:
-    """What a model is told of a function. Raises UsageError: it cannot be imported, or has an
-    unfit parameter."""
+    """Returns what a model is sent about a function. Raises UsageError if it cannot be imported,
+    or has an unfit parameter."""
     if isinstance(function, FunctionRef):
         called = import_function(function, home_of(root))
         source = str(function)
@@ -201,74 +198,83 @@ def describe(function: FunctionRef | Callable[..., Any], root: Path) -> ToolSpec
 
 
 def declared_of(function: Callable[..., Any]) -> DeclaredTool:
-    """What `agac.tool` says of it."""
-    found = getattr(function, "agac_tool", None)
-    if isinstance(found, DeclaredTool):
-        return found
-    return DeclaredTool()
+    """Returns what `agac.tool` declares about a function."""
+    declared = getattr(function, "agac_tool", None)
+    return declared if isinstance(declared, DeclaredTool) else DeclaredTool()
 
 
 def _version(function: Callable[..., Any], root: Path) -> str:
-    """Stands for a program's function: for its text, of its file with what that imports where that
-    is the project's; and for what it holds: values around it, defaults, its object. Raises
-    UsageError where nothing can."""
+    """Returns what identifies a program's function: a hash of its text and of what it holds.
+
+    The text of a file of the project counts with what that imports. A function holds the values
+    around it, its defaults and its object. Raises UsageError if these have no such form."""
     inner = inspect.unwrap(function)
-    home = home_of(root).resolve()
-    said = declared_of(function).version
-    own: Any = getattr(inner, "__func__", inner)
+    text = _text_hash(inner, home_of(root).resolve())
     try:
-        file = Path(inspect.getsourcefile(inner) or "").resolve()
-        is_own = file.is_relative_to(home)
-        text = (source_hash(file, home)[0] if is_own else digest(inspect.getsource(inner))).hex()
-    except (OSError, TypeError):  # made by a program, or written in C
-        code = getattr(inner, "__code__", None)
-        text = digest(
-            source_of(inner) if code is None else code.co_code.hex() + repr(code.co_names)
-        ).hex()
-    try:
-        if hasattr(own, "__closure__"):
-            held = [cell.cell_contents for cell in own.__closure__ or ()]
-        else:
-            held = []
-        held += [getattr(own, name, None) for name in ("__defaults__", "__kwdefaults__")]
-        held = [one for one in (*held, getattr(inner, "__self__", None)) if one is not None]
-        held = held if said is None else [said]
-        if held:
-            return digest(
-                text + json.dumps(held, default=partial(_stand_in, root), sort_keys=True)
-            ).hex()
-        return text
+        declared = declared_of(function).version
+        held = _held_by(inner) if declared is None else [declared]
+        if not held:
+            return text
+        body = json.dumps(held, default=partial(_stand_in, root), sort_keys=True)
+        return digest(text + body).hex()
     except Exception as error:  # the user's objects may bring code of their own
         what = f"{source_of(function)} cannot be a tool: nothing stands for what it holds: {error}"
         raise UsageError(what, remedy="Say what does, as @agac.tool(version='1').") from error
 
 
+def _text_hash(function: Callable[..., Any], home: Path) -> str:
+    """Returns a hash of a function's text, or of its code if it has no text."""
+    try:
+        file = Path(inspect.getsourcefile(function) or "").resolve()
+        if file.is_relative_to(home):
+            return source_hash(file, home)[0].hex()
+        return digest(inspect.getsource(function)).hex()
+    except (OSError, TypeError):  # made by a program, or written in C
+        code = getattr(function, "__code__", None)
+        if code is None:
+            return digest(source_of(function)).hex()
+        return digest(code.co_code.hex() + repr(code.co_names)).hex()
+
+
+def _held_by(function: Callable[..., Any]) -> list[Any]:
+    """Returns the values that a function holds besides its text."""
+    plain_function: Any = getattr(function, "__func__", function)
+    cells = getattr(plain_function, "__closure__", None) or ()
+    values = [
+        *(cell.cell_contents for cell in cells),
+        getattr(plain_function, "__defaults__", None),
+        getattr(plain_function, "__kwdefaults__", None),
+        getattr(function, "__self__", None),
+    ]
+    return [value for value in values if value is not None]
+
+
 def _stand_in(root: Path, value: Any) -> Any:
-    """What JSON takes for a value that it has not, in any process. Raises what refuses to be
-    looked into."""
-    if isinstance(value, bytes | set | frozenset):
-        if isinstance(value, bytes):
-            return value.hex()
+    """Returns what JSON takes for a value that it does not have, the same in any process.
+
+    Raises what the value raises if it refuses to be looked into."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, set | frozenset):
         return sorted(map(repr, value))
     if isinstance(value, type | ModuleType):
         return f"{value.__dict__.get('__module__')}:{value.__name__}"
     if isinstance(value, FunctionType | MethodType):
         return _version(value, root)
     reduced = dispatch_table.get(type(value))  # as for pickle, which a lock and a connection refuse
-    made: Any = value.__reduce_ex__(4) if reduced is None else reduced(value)
-    if isinstance(made, str):
-        return f"{value.__module__}:{made}"
-    return [
-        source_of(made[0]),
-        *(list(one) if isinstance(one, Iterator) else one for one in made[1:]),
-    ]
+    parts: Any = value.__reduce_ex__(4) if reduced is None else reduced(value)
+    if isinstance(parts, str):
+        return f"{value.__module__}:{parts}"
+    state = [list(part) if isinstance(part, Iterator) else part for part in parts[1:]]
+    return [source_of(parts[0]), *state]
 
 
 def load_tool(
     spec: ToolSpec, root: Path, functions: Mapping[str, Callable[..., Any]]
 ) -> ToolFunction:
-    """The function of a tool, a program's by `source`, else a file's. Raises UsageError: it is
-    gone, or was changed."""
+    """Returns the function of a tool: a program's by its `source`, otherwise a file's.
+
+    Raises UsageError if it is gone, or was changed."""
     home = home_of(root).resolve()
     function = functions.get(spec.source)
     shown, _, name = spec.source.rpartition(":")
@@ -294,22 +300,31 @@ def load_tool(
     return ToolFunction(function, spec.source, root)
 
 
+_SIGNS: Mapping[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
+"""What is written before a parameter that takes several arguments."""
+
+
 class ToolFunction:
-    """A function called with arguments by name, whose JSON Schema is `parameters`. `takes_key`:
-    also a key, `KEY`."""
+    """A function that is called with arguments by name.
+
+    `parameters` is their JSON Schema. `takes_key`: it also takes a key, `KEY`."""
 
     def __init__(self, function: Callable[..., Any], source: str, root: Path) -> None:
-        """Raises UsageError for a parameter that no model can be told of."""
+        """Raises UsageError for a parameter that no model can be sent."""
         self._function = function
         self._source = source
         self._root = home_of(root)
         called = (inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004  (an object may await)
         self.is_async = any(map(inspect.iscoroutinefunction, called))
-        self.description, told = documented(inspect.getdoc(function) or "")
+        self.description, texts = documented(inspect.getdoc(function) or "")
         with redirect_stdout(sys.stderr), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a default that JSON has not: it is not shown
             hints, self.takes_key = self._hints()
-            self._names, self._model = list(hints), self._arguments(hints, told)
+            self._names = list(hints)
+            self._model = self._arguments(hints, texts)
             body = self._model.model_json_schema()
         for _, sub in subschemas(body):
             if isinstance(sub.get("title"), str):
@@ -321,114 +336,115 @@ class ToolFunction:
         return UsageError(f"{self._source} cannot be a tool: {what}", remedy=remedy)
 
     def _hints(self) -> tuple[dict[str, tuple[Any, Any]], bool]:
-        """The type and the default of each parameter that a model is told of; whether there is one
-        for the key."""
+        """Returns the type and the default of each parameter that a model is sent, and whether
+        there is one for the key."""
         try:
             declared = inspect.signature(self._function)
             hints = typing.get_type_hints(inspect.unwrap(self._function), include_extras=True)
         except (NameError, TypeError, ValueError, AttributeError) as error:
             what = f"its type hints cannot be read: {as_written(str(error))}"
             raise self._refused(what, "Import what they name at the top of its file.") from error
-        found: dict[str, tuple[Any, Any]] = {}
-        for one in declared.parameters.values():
-            if one.name == KEY:
+        types: dict[str, tuple[Any, Any]] = {}
+        for name, parameter in declared.parameters.items():
+            if name == KEY:
                 continue
-            if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-                if one.kind is one.VAR_KEYWORD:
-                    sign = "**"
-                elif one.kind is one.VAR_POSITIONAL:
-                    sign = "*"
-                else:
-                    sign = ""
-                remedy = "Write out each parameter by name, with its type; none before a `/`."
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                sign = _SIGNS.get(parameter.kind, "")
                 raise self._refused(
-                    f"a model cannot be told of its parameter {sign}{one.name}", remedy
+                    f"a model cannot be told of its parameter {sign}{name}",
+                    "Write out each parameter by name, with its type; none before a `/`.",
                 )
-            if one.name not in hints:
+            if name not in hints:
                 raise self._refused(
-                    f"its parameter {one.name} has no type", f"Write a type, as {one.name}: str."
+                    f"its parameter {name} has no type", f"Write a type, as {name}: str."
                 )
-            found[one.name] = (hints[one.name], one.default)
-        return found, KEY in declared.parameters
+            types[name] = (hints[name], parameter.default)
+        return types, KEY in declared.parameters
 
     def _arguments(
-        self, hints: Mapping[str, tuple[Any, Any]], told: Mapping[str, str]
+        self, hints: Mapping[str, tuple[Any, Any]], texts: Mapping[str, str]
     ) -> type[BaseModel]:
-        """A model of the arguments, whose fields are named by their places, so that every name may
-        be a parameter's."""
-        # 0.1 s, and few stages have tools
-        from pydantic import ConfigDict, Field, TypeAdapter, create_model
+        """Makes a model of the arguments. Its fields are named by their positions, so that every
+        name may be a parameter's."""
+        from pydantic import ConfigDict, Field, create_model  # 0.1 s, and few stages have tools
 
         fields: dict[str, Any] = {}
-        for place, (name, (hint, default)) in enumerate(hints.items()):
-            hint = _known(hint)
-            if get_origin(hint) is Annotated:
-                texts = [one for one in get_args(hint)[1:] if isinstance(one, str)]
-            else:
-                texts = []
-            try:
-                schema = TypeAdapter(hint).json_schema()
-            except Exception as error:  # the user's types may bring code of their own
-                reason = as_written(str(error)).partition("\n")[0]
-                remedy = (
-                    "Give it a type that JSON has, as str, int, list[str], Literal[…] or a "
-                    "dataclass."
-                )
-                raise self._refused(
-                    f"a model cannot be told of its parameter {name}: {reason}", remedy
-                ) from error
-            about = told.get(name) or next(iter(texts), None) or schema.get("description")
-            how: dict[str, Any] = {"alias": name, "description": about}
+        for position, (name, (hint, default)) in enumerate(hints.items()):
+            hint = _accepted(hint)
+            about = self._description(name, hint, texts.get(name))
+            options: dict[str, Any] = {"alias": name, "description": about}
             if default is not inspect.Parameter.empty:
-                how["default"] = default
-            fields[f"p{place}"] = (hint, Field(**how))
+                options["default"] = default
+            fields[f"p{position}"] = (hint, Field(**options))
         return create_model(
             "Arguments",
             __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True),
             **fields,
         )
 
+    def _description(self, name: str, hint: Any, text: str | None) -> str | None:
+        """Returns what describes a parameter: the docstring's `text`, or what its type says."""
+        from pydantic import TypeAdapter
+
+        try:
+            schema = TypeAdapter(hint).json_schema()
+        except Exception as error:  # the user's types may bring code of their own
+            reason = as_written(str(error)).partition("\n")[0]
+            raise self._refused(
+                f"a model cannot be told of its parameter {name}: {reason}",
+                "Give it a type that JSON has, as str, int, list[str], Literal[…] or a dataclass.",
+            ) from error
+        if text:
+            return text
+        notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        first_note = next((note for note in notes if isinstance(note, str)), None)
+        return first_note or schema.get("description")
+
     def given(self, arguments: Mapping[str, JSONValue], key: Callable[[], str]) -> dict[str, Any]:
-        """The arguments as the function takes them. Raises ToolFailed."""
+        """Returns the arguments as the function takes them. Raises ToolFailed."""
         from pydantic import ValidationError
 
         try:
             model = self._model.model_validate(arguments)
         except ValidationError as error:  # of a rule that the schema cannot say
             raise ToolFailed(f"the arguments do not fit: {error}") from None
-        passed = {
-            name: getattr(model, f"p{place}")
-            for place, name in enumerate(self._names)
+        values = {
+            name: getattr(model, f"p{position}")
+            for position, name in enumerate(self._names)
             if name in arguments
         }
-        return passed | ({KEY: key()} if self.takes_key else {})
+        if self.takes_key:
+            values[KEY] = key()
+        return values
 
-    def here(self, given: Mapping[str, Any]) -> str:
+    def here(self, values: Mapping[str, Any]) -> str:
         """Calls it in this thread. Raises ToolFailed."""
         with user_code():
-            return _told(outcome_of(self._caught, given, self._root, self._source, dict, _text))
+            outcome = outcome_of(self._caught, values, self._root, self._source, dict, _text)
+        return _text_of(outcome)
 
-    async def awaited(self, given: Mapping[str, Any]) -> str:
+    async def awaited(self, values: Mapping[str, Any]) -> str:
         """Calls it in the event loop. Raises ToolFailed."""
-        return _told(
-            await awaited_outcome(self._caught, self._root, self._source, given, dict, _text)
-        )
+        outcome = await awaited_outcome(self._caught, self._root, self._source, values, dict, _text)
+        return _text_of(outcome)
 
-    def _caught(self, given: Mapping[str, Any]) -> Any:
+    def _caught(self, values: Mapping[str, Any]) -> Any:
+        """Calls the function, and returns ToolFailed if it raises that."""
         try:
-            return self._function(**given)
+            return self._function(**values)
         except ToolFailed as failed:
             return failed
 
 
-def _told(outcome: str | RowError) -> str:
+def _text_of(outcome: str | RowError) -> str:
+    """Returns the text of a result. Raises ToolFailed if there is none."""
     if isinstance(outcome, RowError):
         raise ToolFailed(outcome.message, again=True)
     return outcome
 
 
 def _text(value: Any, named: str) -> str:
-    """A result as the model is told it: text as it is, other values as JSON."""
+    """Returns a result as the model is sent it: text as it is, other values as JSON."""
     from pydantic_core import to_jsonable_python
 
     if isinstance(value, ToolFailed):
@@ -440,26 +456,28 @@ def _text(value: Any, named: str) -> str:
         raise ToolFailed(f"what {named} gave cannot be written as JSON: {error}") from None
 
 
-def _known(hint: Any) -> Any:
-    """A type as Pydantic takes it, which before Python 3.12 refuses `typing.TypedDict`."""
+def _accepted(hint: Any) -> Any:
+    """Returns a type as Pydantic takes it, which before Python 3.12 refuses
+    `typing.TypedDict`."""
     if typing.is_typeddict(hint) and type(hint).__module__ == "typing":
         import typing_extensions
 
-        own = {
-            name: _known(one)
-            for name, one in typing.get_type_hints(hint, include_extras=True).items()
-        }
-        own |= {name: typing_extensions.NotRequired[own[name]] for name in hint.__optional_keys__}
+        hints = typing.get_type_hints(hint, include_extras=True)
+        fields = {name: _accepted(inner) for name, inner in hints.items()}
+        for name in hint.__optional_keys__:
+            fields[name] = typing_extensions.NotRequired[fields[name]]
         make: Any = typing_extensions.TypedDict
-        return make(hint.__name__, own)
+        return make(hint.__name__, fields)
     origin: Any = get_origin(hint)
     args = get_args(hint)
-    known = args if origin is Literal else tuple(map(_known, args))
-    if known == args:
+    if origin is Literal:
+        return hint
+    accepted = tuple(map(_accepted, args))
+    if accepted == args:
         return hint
     if origin is UnionType:
-        return reduce(or_, known)
-    return origin[known]
+        return reduce(or_, accepted)
+    return origin[accepted]
 
 
 # Docstrings: the text before the first section, and what the one about parameters says of each, in

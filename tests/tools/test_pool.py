@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agac
-import agac.tools.pool as pool_module
 from agac.core.errors import UsageError, Where
 from agac.core.redact import Redactor
 from agac.core.types import ToolCall
@@ -21,8 +20,10 @@ from agac.spec.python_code import parse_reference
 from agac.spec.tools import AgentSpec, ToolRules, ToolSettings, ToolSpec
 from agac.spec.workflow import StageSettings
 from agac.store.rows import RecordedCall
+from agac.tools import tool_limits
 from agac.tools.builtin import describe_builtin
-from agac.tools.pool import CallScope, ToolContext, ToolOutcome, ToolPool, open_tools
+from agac.tools.pool import ToolPool, open_tools
+from agac.tools.tool_context import CallScope, ToolContext, ToolOutcome
 from agac.tools.tool_functions import Intent, describe
 
 SHARED = ToolRules(cacheable=True)
@@ -207,7 +208,7 @@ def test_no_call_begins_once_the_run_is_to_stop(tmp_path: Path) -> None:
 
 
 def test_many_small_results_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "KEPT_BYTES", 10_000)
+    monkeypatch.setattr(tool_limits, "KEPT_BYTES", 10_000)
 
     async def search(q: str) -> str:
         return ""

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agac.tools.functions import IN_TIME, LATE, MIN_THREADS, Threads
 from agac.tools.processes import THREADS, open_function
+from agac.tools.threads import IN_TIME, LATE, MIN_THREADS, Threads
 
 
 def test_the_event_loop_goes_on_while_a_function_waits_for_it(tools: Any) -> None:

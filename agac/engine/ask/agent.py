@@ -48,7 +48,8 @@ from agac.store.rows import (
     turns_used,
 )
 from agac.store.writer import ToolCache
-from agac.tools.pool import CallScope, Elsewhere, ToolContext, ToolOutcome, ToolPool, open_tools
+from agac.tools.pool import ToolPool, open_tools
+from agac.tools.tool_context import CallScope, Elsewhere, ToolContext, ToolOutcome
 from agac.tools.tool_functions import Intent
 
 # where results of tools are noted, a file a workflow (`tools_mode: record`)

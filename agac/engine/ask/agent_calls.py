@@ -20,7 +20,8 @@ from agac.spec.rules import RowBudget
 from agac.spec.tools import ToolSpec
 from agac.store.records import TOOL, ToolCallRecord
 from agac.store.rows import StoredCall
-from agac.tools.pool import CallScope, ToolOutcome, ToolPool
+from agac.tools.pool import ToolPool
+from agac.tools.tool_context import CallScope, ToolOutcome
 from agac.tools.tool_functions import NO_INTENT, Intent, ToolFailed
 
 NOT_KNOWN = "It is not known whether this call was carried out, and it was not made again."

@@ -25,7 +25,7 @@ from agac.plan.stage import PlannedStage
 from agac.spec.tools import AgentSpec
 from agac.store.history import reply_bytes
 from agac.store.rows import StoredCall, StoredTurn
-from agac.tools.pool import cut
+from agac.tools.tool_limits import cut
 
 # of one reply: as many as providers take tools, and far more than a model has use for in one turn
 MOST_CALLS = 128

@@ -44,8 +44,8 @@ from agac.spec.paths import home_of
 from agac.spec.python_code import FunctionRef, source_hash
 from agac.spec.tools import ToolSpec
 from agac.store.packs import unzipped_lines
-from agac.tools.functions import Threads
 from agac.tools.processes import THREADS, open_function
+from agac.tools.threads import Threads
 from agac.tools.tool_functions import ToolFailed, ToolTimeout, load_tool
 
 FOLDER = "v1/chunks"
