@@ -6,8 +6,6 @@ from __future__ import annotations
 import codecs
 import errno
 import filecmp
-import gzip
-import io
 import itertools
 import os
 import re
@@ -22,7 +20,7 @@ from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from agac.core.errors import (
     AgacError,
@@ -30,21 +28,20 @@ from agac.core.errors import (
     RowError,
     SpecError,
     UsageError,
-    lack_of,
     sentence,
 )
 from agac.core.state_files import opener, private_opener
 from agac.core.types import JSONValue
+from agac.data.compression import BUFFER, Pieces, unpacked
 from agac.spec.paths import Refused, Unusable
 from agac.spec.project_files import descriptor_of, place_to_write
 
 if sys.platform != "win32":
     import fcntl
 
-# bytes that a reader looks ahead, so that a beginning can be looked at without going back
-BUFFER = 128 * 1024
-# else one missing quote or bracket pulls a whole file into memory
 MAX_RECORD_BYTES = 64 * 1024 * 1024
+"""The most bytes of a record: otherwise one missing quote or bracket pulls a whole file into
+memory."""
 BOM = b"\xef\xbb\xbf"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -104,7 +101,7 @@ def opened(path: Path, shown: str, encoding: str | None = None) -> Iterator[Buff
                 file.read(len(BOM))
             found = encoding_of(head, encoding)
             yield (
-                BufferedReader(_Unpacked(_as_utf_8(file, found, shown), shown, found), BUFFER)
+                BufferedReader(Pieces(_as_utf_8(file, found, shown), shown, found), BUFFER)
                 if found
                 else file
             )
@@ -251,146 +248,6 @@ def next_line(file: BufferedReader) -> bytes:
         while rest and not rest.endswith(b"\n"):
             rest = file.readline(1 << 20)
     return raw
-
-
-GZIP = b"\x1f\x8b"
-ZSTANDARD = b"\x28\xb5\x2f\xfd"
-_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
-"""A frame that holds none of the content: `pzstd` writes one before each other frame."""
-_OTHERS = {
-    "bzip2": re.compile(rb"BZh[1-9]1AY&SY"),
-    "xz": re.compile(rb"\xfd7zXZ\0"),
-    "lz4": re.compile(rb"\x04\x22M\x18"),
-}
-"""What files begin with that other programs compressed, by their names."""
-_BY_SUFFIX = {".gz": GZIP, ".zst": ZSTANDARD}
-# bytes of a zstandard file that are unpacked at a time: what comes of them has to fit into memory
-_PIECE = 1024
-
-
-def unpacked(file: io.BufferedReader[Any], path: Path, shown: str) -> io.BufferedReader[Any]:
-    """The file itself, or what a compressed one holds. What it begins with tells, whatever its
-    name. Raises UsageError when the name says that it is compressed and it is not, when it is
-    compressed in another way, or when a library is missing."""
-    head = file.peek(10)[:10]
-    if _SKIPPABLE.match(head):
-        head = ZSTANDARD
-    expected = _BY_SUFFIX.get(path.suffix.lower())
-    if expected is not None and not head.startswith(expected):
-        what = "is empty" if not head else "is not what its name says"
-        raise UsageError(
-            f"{shown}: {what}, a {path.suffix.lower()} file",
-            remedy="Compress it anew, or rename it.",
-        )
-    for program, beginning in _OTHERS.items():
-        if beginning.match(head):
-            remedy = "Unpack the file, or compress it with gzip or zstd."
-            raise UsageError(
-                f"{shown}: it is compressed by {program}, which agac does not read", remedy=remedy
-            )
-    if head.startswith(GZIP):
-        pieces = iter(partial(gzip.GzipFile(fileobj=file).read, BUFFER), b"")
-    elif head.startswith(ZSTANDARD):
-        lack = lack_of(f"{shown}: unpacking", "zstandard")
-        if lack:
-            raise UsageError(lack, remedy="Or unpack the file.")
-        pieces = _zstandard_pieces(file, shown)
-    else:
-        return file
-    return io.BufferedReader(_Unpacked(pieces, shown), BUFFER)
-
-
-class _Unpacked(io.RawIOBase):
-    """Unpacked pieces as a raw file, with errors that say which file is torn. `encoding`: what
-    they were written in."""
-
-    def __init__(self, pieces: Iterator[bytes], shown: str, encoding: str | None = None) -> None:
-        self._pieces = pieces
-        self._ready = memoryview(b"")
-        self.name = shown
-        self.encoding = encoding
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        view = memoryview(buffer)
-        filled = 0
-        while filled < len(view):  # a reader that looks ahead sees as much as there is
-            if not self._ready:
-                piece = self._next()
-                if piece is None:
-                    break
-                self._ready = memoryview(piece)
-            size = min(len(self._ready), len(view) - filled)
-            view[filled : filled + size] = self._ready[:size]
-            self._ready = self._ready[size:]
-            filled += size
-        return filled
-
-    def _next(self) -> bytes | None:
-        try:
-            return next(self._pieces, None)
-        except EOFError:
-            problem = "the file is cut off: its compressed data has no end"
-        except (zlib.error, gzip.BadGzipFile) as error:
-            problem = f"the compressed data is damaged ({error})"
-        raise AgacError(f"{self.name}: {problem}", remedy="Get the file again, then run again.")
-
-
-_LONGEST_HEADER = 18  # bytes of a zstandard frame before its first block
-# bytes that the library keeps of what it unpacked, at most: as `zstd` without an option
-_WINDOW = 1 << 27
-
-
-def _zstandard_pieces(file: io.BufferedReader, shown: str) -> Iterator[bytes]:
-    """What a zstandard file holds. The library's own reader takes a torn one for a finished one.
-    Raises as gzip's, and AgacError for a frame that takes more memory than `_WINDOW`."""
-    import zstandard
-
-    frame = None
-    packed = b""
-    header = b""
-    while packed := packed or file.read(_PIECE):
-        if frame is None:
-            frame = zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj()
-            header = b""
-        header = (header + packed)[:_LONGEST_HEADER]
-        try:
-            yield frame.decompress(packed)
-        except zstandard.ZstdError as error:
-            _refuse_frame(header, shown)
-            raise zlib.error(str(error)) from None
-        packed = b""
-        if frame.eof:
-            packed = frame.unused_data
-            frame = None
-    if frame is not None:
-        raise EOFError
-
-
-def _refuse_frame(header: bytes, shown: str) -> None:
-    """Raises AgacError where a zstandard frame that begins so takes more memory than agac gives
-    it, or a dictionary."""
-    import zstandard
-
-    try:
-        frame = zstandard.get_frame_parameters(header)
-    except zstandard.ZstdError:
-        return
-    if frame.dict_id:
-        problem = f"{shown}: it was compressed with a dictionary, number {frame.dict_id}"
-        raise AgacError(
-            problem, remedy="Unpack it first (zstd -d -D DICTIONARY), or compress it without."
-        )
-    if frame.window_size > _WINDOW:
-        option = f"--long={frame.window_size.bit_length() - 1}"
-        memory = (
-            f"unpacking it needs {frame.window_size >> 20:,} MiB of memory, and agac gives "
-            f"it {_WINDOW >> 20}"
-        )
-        remedy = f"Unpack it first (zstd -d {option}), or compress it again with at most --long=27."
-        raise AgacError(f"{shown}: it was compressed with `zstd {option}`; {memory}", remedy=remedy)
 
 
 # Writing. A crash before the rename leaves the old file and a temporary one, which the next commit

@@ -18,8 +18,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from uuid import UUID
 
 from agac.core.errors import UsageError, lack_of
+from agac.data.duckdb_files import PandasIndex, pandas_index
+from agac.data.duckdb_values import iso_duration
 from agac.data.json_formats import encode
-from agac.data.parquet import PandasIndex, iso_duration, pandas_index
 from agac.data.tables import Kind, TableColumn, shortest_real
 from agac.spec.inputs import GIVEN
 

@@ -18,10 +18,10 @@ from agac.core.errors import AgacError, UsageError, lack_of
 from agac.core.redact import Redactor
 from agac.core.types import JSONValue
 from agac.data import sqlite
+from agac.data.duckdb_values import iso_moment
 from agac.data.files import Record
 from agac.data.json_formats import BY_AS, encode, json_column, refuse_repeated
 from agac.data.json_formats import quoted as text_quoted
-from agac.data.parquet import iso_moment
 from agac.data.tables import Kind, TableColumn, TableLayout, shortest_real
 from agac.spec.paths import MAX_NAME, POSTGRES, passwords, server_table
 

@@ -27,7 +27,8 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from agac.core.errors import AgacError, lack_of, listed
 from agac.core.keys import DIGEST_BYTES, digest
 from agac.core.state_files import make_folder
-from agac.data.files import GZIP, ZSTANDARD, opened, remove_leftovers, write_whole
+from agac.data.compression import GZIP, ZSTANDARD
+from agac.data.files import opened, remove_leftovers, write_whole
 from agac.data.hub import HUB_FORM, HubReference, files_of_hub, hub_problem, parse_hub
 from agac.data.sources import KeptFile
 from agac.spec.paths import UNTRUSTED, Refused, RemoteContent, refuse_secret

@@ -21,7 +21,8 @@ from agac.core.errors import AgacError, ErrorType, RowError, UsageError, nearest
 from agac.core.keys import DIGEST_BYTES, canonical, shard_of, snapshot
 from agac.core.state_files import make_folder
 from agac.core.types import JSONValue, Row, RowId, Shard
-from agac.data.files import BUFFER, AtomicFile, Record, Source, explained, opened
+from agac.data.compression import BUFFER
+from agac.data.files import AtomicFile, Record, Source, explained, opened
 from agac.data.frames import GivenRows, lines_of
 from agac.data.json_formats import JsonLinesSource, JsonSource, encode, kind_of, quoted
 from agac.data.parquet import ParquetSource

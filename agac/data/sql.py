@@ -25,17 +25,17 @@ from agac.core.errors import (
 )
 from agac.core.state_files import make_folder
 from agac.core.types import JSONValue
-from agac.data.files import AtomicFile, Record, Source, explained, remove_leftovers
-from agac.data.json_formats import encode, quoted
-from agac.data.parquet import (
-    TypedRows,
-    have_same_types,
+from agac.data.duckdb_files import (
     literal,
     memory_database,
     no_pattern,
     read_json,
     read_parquet,
 )
+from agac.data.duckdb_values import TypedRows
+from agac.data.files import AtomicFile, Record, Source, explained, remove_leftovers
+from agac.data.json_formats import encode, quoted
+from agac.data.parquet import have_same_types
 from agac.data.sqlite import quoted as identifier
 from agac.data.tables import distinct
 

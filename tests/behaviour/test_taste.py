@@ -14,6 +14,8 @@ import agac.api
 
 PACKAGE = Path(agac.__file__).parent
 OTHER_DATABASES = {
+    "data/duckdb_files.py",
+    "data/duckdb_values.py",
     "data/parquet.py",
     "data/postgres.py",
     "data/sql.py",
