@@ -19,7 +19,7 @@ from agac.core.errors import AgacError, StoreError, UsageError
 from agac.core.types import Fault, Moment, Report
 from agac.engine.batch.doctor import has_ended, stuck_seconds
 from agac.engine.batch.submit import UNSURE
-from agac.engine.output.telemetry import calls_of
+from agac.engine.output.run_summary import calls_of
 from agac.providers.batch import MOST_REASONS, ProviderBatch
 from agac.providers.batch_apis import open_batch_api
 from agac.providers.batch_calls import BatchApi

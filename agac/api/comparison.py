@@ -16,7 +16,7 @@ from operator import eq
 from typing import Any, NamedTuple, TypeVar
 
 from agac.core.types import JSONValue, Report, RowId
-from agac.engine.output.telemetry import log_bucket, quantile
+from agac.engine.output.histograms import log_bucket, quantile
 
 Key = TypeVar("Key")
 

@@ -12,7 +12,7 @@ from agac.data.files import refuse_target
 from agac.data.sinks import FORMATS
 from agac.engine.output.export import export_file, export_run
 from agac.engine.output.run_outputs import Outputs
-from agac.engine.output.telemetry import summarise
+from agac.engine.output.run_summary import summarise
 from agac.spec.paths import project_root
 from agac.store.db import open_for_reading
 from agac.store.runs import RunRecord

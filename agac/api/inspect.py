@@ -26,7 +26,7 @@ from agac.api.status import (
 from agac.api.sync import blocking
 from agac.core.types import Report, iso, json_form
 from agac.engine.output.output_lines import Lines
-from agac.engine.output.telemetry import calls_of, output_of
+from agac.engine.output.run_summary import calls_of, output_of
 from agac.engine.walk.replay import FinalRows
 from agac.plan.changes import changes_of
 from agac.plan.stage import recorded_stages

@@ -15,7 +15,7 @@ from agac.core.errors import UsageError, listed
 from agac.core.keys import canonical
 from agac.core.types import JSONValue, RowId, inside
 from agac.engine.invocation import Scope
-from agac.engine.output.telemetry import share
+from agac.engine.output.run_summary import share
 from agac.plan.plan import Selection
 from agac.plan.stage import PlannedStage
 from agac.spec.graph import giving

@@ -35,7 +35,7 @@ from agac.core.reading import read_as
 from agac.core.types import Moment, Outcome, Report, RowId, counted
 from agac.data.sources import estimated_rows
 from agac.engine.ask.limits import Amount, BudgetBalance, facts, loaded
-from agac.engine.output.telemetry import RATIO, quantile
+from agac.engine.output.histograms import RATIO, quantile
 from agac.engine.summary import RunSummary
 from agac.plan.plan import Selection
 from agac.spec.paths import project_root

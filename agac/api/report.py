@@ -40,7 +40,7 @@ from agac.engine.finishing import Finishing, finishing
 from agac.engine.invocation import Work
 from agac.engine.output.export import Exported, export_run
 from agac.engine.output.run_outputs import Outputs, is_shown
-from agac.engine.output.telemetry import summarise
+from agac.engine.output.run_summary import summarise
 from agac.engine.run_state import Invocation
 from agac.engine.stage_summary import cost_of
 from agac.engine.stop_rules import StopReason

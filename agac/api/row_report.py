@@ -15,7 +15,7 @@ from agac.core.errors import REPAIRED, RowError
 from agac.core.types import Message, Outcome, RowId, iso, json_form
 from agac.engine.ask.validate import complaint, stored_failure
 from agac.engine.decide.votes import votes
-from agac.engine.output.telemetry import share
+from agac.engine.output.run_summary import share
 from agac.engine.walk.replay import RowHistory
 from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.operations import Vote

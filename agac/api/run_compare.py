@@ -15,7 +15,7 @@ from agac.api.status import find_run, stored_run
 from agac.api.sync import blocking
 from agac.core.errors import UsageError
 from agac.core.types import JSONValue, Report, RowId, usd
-from agac.engine.output.telemetry import calls_of, summarise
+from agac.engine.output.run_summary import calls_of, summarise
 from agac.plan.changes import changes_of
 from agac.plan.stage import ends_of
 from agac.spec.paths import project_root

@@ -30,7 +30,7 @@ from agac.core.types import (
     json_form,
     waits_left,
 )
-from agac.engine.output.telemetry import calls_of, summarise
+from agac.engine.output.run_summary import calls_of, summarise
 from agac.engine.stage_summary import StageDetails, StageSummary
 from agac.engine.summary import ErrorSummary, RunSummary, WrittenSummary
 from agac.spec.paths import PROJECT_FILE, STORE, YAML_SUFFIXES, Unusable, home_of, project_root

@@ -1,4 +1,4 @@
-"""What the rows without an outcome need, and a limit that is enough for them."""
+"""Estimates what the rows without an outcome need, and a limit that is enough for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from agac.core.types import Report, Usd
 from agac.engine.ask.limits import Amount, BudgetBalance, BudgetLimiter
 from agac.engine.forecast.forecasts import PlanReport, needed
 
-MARGIN = 1.2  # a limit that is proposed has a fifth more than the estimate says: rows differ
+MARGIN = 1.2
+"""A proposed limit is a fifth above the estimate, since rows differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,57 +40,62 @@ class Finishing(Report):
 
 
 def finishing(left: PlanReport, rows: int, failed: int, limiter: BudgetLimiter | None) -> Finishing:
-    """What is `left` to do of so many open `rows`, and a limit for the one reached when so many
-    had `failed`."""
+    """Estimates what `left`, the plan of so many open `rows`, needs.
+
+    It proposes a value for the budget that was reached; if none was, for `max_errors`, which was
+    reached with so many `failed` rows."""
     need = needed(left.stages)
-    usd = left.usd
     reached = limiter.reached if limiter else None
     if limiter is None or reached is None:
-        most = failed + max(failed, 10)  # room for at least so many more
-        return Finishing(rows, usd, need.tokens, need.calls, max_errors=most)
-    own = need
-    balances = [one for one in limiter.balances if one.stage is None]
+        most = failed + max(failed, 10)  # room for as many errors again, and for ten at least
+        return Finishing(rows, left.usd, need.tokens, need.calls, max_errors=most)
     if reached.stage is not None:
-        own = needed(one for one in left.stages if one.name == reached.stage)
         balances = [reached]
-    held = _held(balances[0], own.calls)
-    enough = _enough(balances, own.plus(held), limiter)
+        need_of_budget = needed(stage for stage in left.stages if stage.name == reached.stage)
+    else:
+        balances = [balance for balance in limiter.balances if balance.stage is None]
+        need_of_budget = need
+    held = _held(balances[0], need_of_budget.calls)
     return Finishing(
         rows,
-        usd,
+        left.usd,
         need.tokens,
         need.calls,
-        enough,
-        reached.stage,
+        budget=_enough(balances, need_of_budget.plus(held), limiter),
+        stage=reached.stage,
         held_usd=held.usd or None,
         held_tokens=held.tokens,
     )
 
 
 def _held(balance: BudgetBalance, calls: int) -> Amount:
-    """What so many calls to come hold, if as many of them as of those before have an unknown cost:
-    their worst case."""
+    """Estimates the worst case of those of so many further calls whose cost will be unknown: the
+    same share as of the calls before."""
     share = calls / max(balance.spent.calls, 1)
     return Amount(balance.unconfirmed.usd * share, ceil(balance.unconfirmed.tokens * share), 0)
 
 
 def _enough(balances: Sequence[BudgetBalance], need: Amount, limiter: BudgetLimiter) -> str:
-    """Of each unit that they bound, enough for all of them, and for what others hold: `--budget`
-    takes the place of every budget of a run. The worst case of a call has to fit before the last
-    one is made."""
+    """Returns as `--budget` takes it what is enough for all of these budgets, and for what others
+    hold, in each unit that they bound.
+
+    `--budget` takes the place of every budget of a run. The worst case of a call has to fit before
+    the last one is made."""
     parts = []
     for unit, spent in balances[0].spent._asdict().items():
-        others = max(getattr(limiter.elsewhere(one), unit) for one in balances)
+        caps = [getattr(balance.budget, unit) for balance in balances]
+        caps = [cap for cap in caps if cap is not None]
+        if not caps:
+            continue
+        others = max(getattr(limiter.elsewhere(balance), unit) for balance in balances)
         wanted = spent + others + MARGIN * getattr(need, unit) + getattr(limiter.missed, unit)
-        caps = [cap for one in balances if (cap := getattr(one.budget, unit)) is not None]
-        if caps:
-            enough = max(min(caps), wanted)
-            parts.append(f"{unit}={_rounded_up(enough) if unit == 'usd' else ceil(enough)}")
+        enough = max(min(caps), wanted)
+        parts.append(f"{unit}={_rounded_up(enough) if unit == 'usd' else ceil(enough)}")
     return ",".join(parts)
 
 
 def _rounded_up(usd: float) -> str:
-    """Two digits that mean something, never less."""
+    """Rounds up to two digits that mean something."""
     digits = 1 - floor(log10(usd))
     step = 10.0**-digits
     text = f"{ceil(usd / step - 1e-9) * step:.{max(digits, 0)}f}"

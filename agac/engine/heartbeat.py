@@ -1,7 +1,8 @@
-"""Beside its work an invocation notes how its lanes are, and reads what the monitor asks of it.
-What is asked stands in the `inbox`, which everybody may add to without the lease. Each line is
-applied in the commit that says so: batches are decided on there, and who is stopped after it is
-stopped by that one process, or was killed."""
+"""Notes how the lanes of an invocation are while it works, and does what the monitor asks of it.
+
+Requests are in the `inbox`, to which any process may add without the lease. Each is applied in the
+commit that says so. There batches are decided on; a stop follows it, in this process, unless the
+process is killed before."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from agac.engine.context import InvocationContext
 from agac.engine.stop_rules import StopReason
 from agac.store.db import fetch, select, sql
 
-EVERY = 2.0  # seconds; a lease shows a sign of life every five
+EVERY = 2.0
+"""Seconds between two looks. A lease shows a sign of life every five."""
 
 
 class Heartbeat:
-    """Of one invocation, with its `connections` by stage, and its `batches`, if it has any.
-    `lanes` are by name."""
+    """Notes how lanes are, and reads the inbox, in one invocation."""
 
     def __init__(
         self,
@@ -32,17 +33,19 @@ class Heartbeat:
         connections: Mapping[int, Sequence[ModelConnection]],
         batches: Batches | None,
     ) -> None:
+        """`connections` are by stage. `batches` are those of the invocation, if it has any."""
         self._context = context
         self._batches = batches
         self.lanes = dict[str, Lane]()
-        # a model asked at several addresses has a lane for each
-        for one in chain.from_iterable(connections.values()):
-            name = one.model.lane
-            if self.lanes.setdefault(name, one.lane) is not one.lane:
-                self.lanes[f"{name} @{one.model.provider.base_url}"] = one.lane
+        """The lanes at work, by name."""
+        # a model that is asked at several addresses has a lane for each
+        for connection in chain.from_iterable(connections.values()):
+            name = connection.model.lane
+            if self.lanes.setdefault(name, connection.lane) is not connection.lane:
+                self.lanes[f"{name} @{connection.model.provider.base_url}"] = connection.lane
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Looks at the lanes and the inbox every few seconds, until cancelled."""
         while True:
             await asyncio.sleep(EVERY)
             now = self._context.work.clocks.wall()
@@ -52,7 +55,7 @@ class Heartbeat:
             await self.obey()
 
     async def obey(self) -> None:
-        """Does what was asked since. A wish that an earlier invocation stop is void."""
+        """Does what was asked since the last look. A request to an earlier invocation is void."""
         database, _, _ = self._context.places
         if not await select(database, "inbox_waiting", int, self._context.plan.workflow):
             return
@@ -65,8 +68,8 @@ class Heartbeat:
             )
 
     def _apply(self, writer: sqlite3.Connection) -> tuple[bool, list[int]]:
-        """In a commit: whether this invocation is to stop, and the batches for which the end was
-        decided."""
+        """Applies the requests in a commit. Returns whether this invocation is to stop, and the
+        batches whose end was decided."""
         workflow = self._context.plan.workflow
         now = self._context.work.clocks.wall()
         stops = False
@@ -78,12 +81,10 @@ class Heartbeat:
             if kind == "cancel_batch":
                 batch = json.loads(body)["batch"]
                 values = {"batch": batch, "now": now, "workflow": workflow, "unsure": UNSURE}
-                decided = writer.execute(sql("inbox_cancel"), values).rowcount > 0
-                ended += [batch] if decided else []
-                if decided:
+                outcome = "void: it had ended, or wants a decision"
+                if writer.execute(sql("inbox_cancel"), values).rowcount > 0:
+                    ended.append(batch)
                     outcome = "decided: what it finished is kept"
-                else:
-                    outcome = "void: it had ended, or wants a decision"
             elif event == self._context.places.event:
                 stops = True
                 outcome = "applied: no new calls, those in flight end"

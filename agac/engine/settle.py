@@ -15,7 +15,7 @@ from agac.engine.ask.limits import is_free
 from agac.engine.ask.validate import ValidReply
 from agac.engine.decide.failures import FURTHER_RUNS
 from agac.engine.decide.votes import Reviewed, VoteResult
-from agac.engine.output.telemetry import bucket_of
+from agac.engine.output.histograms import bucket_of
 from agac.engine.stop_rules import StopRules
 from agac.engine.totals import Totals
 from agac.engine.walk.effects import ActiveRow, is_leave

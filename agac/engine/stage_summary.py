@@ -1,4 +1,4 @@
-"""What a stage of a run did, as records: the parts of a summary that stages have."""
+"""Defines what a stage of a run did as records: the parts of a summary that stages have."""
 
 from __future__ import annotations
 

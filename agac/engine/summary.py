@@ -1,5 +1,5 @@
-"""The summary of a run as records, and the one place that writes them as JSON, reads them, and
-adds them up: `summary.json`, what `--json` prints, and what shards say of their runs.
+"""Defines the summary of a run as records, which are written as JSON, read and added up here:
+`summary.json`, what `--json` prints, and what shards say of their runs.
 
 A record is written by `as_json`, in the order of its JSON_KEYS, and read by
 `core.reading.read_as`. What an older version of agac did not write reads as the default
@@ -329,8 +329,8 @@ class WrittenSummary(Report):
 
     @property
     def mark(self) -> str:
-        """What an invocation accepts that goes on although its store is not the one that wrote
-        the summary, or is older."""
+        """Names the store that wrote the summary, for an invocation that accepts another one, or
+        an older one, in its place."""
         if self.store is None:
             return f"None {self.run} 0"
         return f"{self.store.id} {self.run} {self.store.generation}"
@@ -341,7 +341,7 @@ class WrittenSummary(Report):
 
 def added_records(records: Sequence[Record]) -> Record:
     """Adds up records of one kind, as `added` does. Raises ValueError."""
-    return read_as(type(records[0]), added([json_form(one) for one in records]))
+    return read_as(type(records[0]), added([json_form(record) for record in records]))
 
 
 _NOT_ADDED = {
@@ -362,13 +362,13 @@ _NAMES = ("name", "stage", "type", "address")
 
 
 def added(parts: Sequence[Any], name: str = "") -> Any:
-    """Adds up several summaries in JSON, or the same parts of them. Raises ValueError where they
-    are not alike.
+    """Adds up several summaries in JSON, or the same parts of them. Raises ValueError if they are
+    of different kinds.
 
-    What the parts do not tell, as a median, is None where several have it. Of what cannot be
-    added, as a name, the first counts."""
-    known = [one for one in parts if one is not None]
-    if len({_kind(one) for one in known}) > 1:
+    A fact that the parts do not tell, such as a median, is None if several have it. Of texts, such
+    as names, the first counts."""
+    known = [part for part in parts if part is not None]
+    if len({_kind(part) for part in known}) > 1:
         raise ValueError(f"{name or 'a part'} is not the same kind of fact in all summaries")
     if not known or (name in _NOT_ADDED and len(known) > 1):
         return None
@@ -376,20 +376,25 @@ def added(parts: Sequence[Any], name: str = "") -> Any:
     if isinstance(first, dict):
         return _objects_added(known)
     if isinstance(first, list):
-        return _lists_added([one for part in known for one in part], name)
+        return _lists_added(known, name)
     if isinstance(first, bool):
         return any(known) if name == "cost_is_simulated" else all(known)
     if isinstance(first, int | float):
         return _numbers_added(known, name)
+    return _texts_added(known, name)
+
+
+def _texts_added(texts: Sequence[str], name: str) -> str:
+    """Returns the first text; of times, the end of the last part or the beginning of the first."""
     if name == "finished_at":
-        return max(known)
+        return max(texts)
     if name == "started_at":
-        return min(known)
-    return first
+        return min(texts)
+    return texts[0]
 
 
 def _objects_added(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Adds up objects key by key. The example is that of the first."""
+    """Adds up objects key by key. The example is that of the first one."""
     whole = {}
     for key in dict.fromkeys(key for part in parts for key in part):
         if key != "example":
@@ -399,17 +404,19 @@ def _objects_added(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return whole
 
 
-def _lists_added(entries: list[Any], name: str) -> list[Any]:
+def _lists_added(lists: Sequence[list[Any]], name: str) -> list[Any]:
     """Adds up the objects of the same names in lists; other lists become one without repeats."""
-    kinds = {_kind(one) for one in entries}
+    entries = [entry for entries in lists for entry in entries]
+    kinds = {_kind(entry) for entry in entries}
     if len(kinds) > 1 or list in kinds:
         raise ValueError(f"{name} lists several kinds of facts")
     if dict not in kinds:
         return sorted(set(entries))
-    alike = dict[tuple[str, ...], list[Any]]()
-    for one in entries:
-        alike.setdefault(tuple(str(one.get(key)) for key in _NAMES), []).append(one)
-    return [added(same) for same in alike.values()]
+    by_name = dict[tuple[str, ...], list[Any]]()
+    for entry in entries:
+        names = tuple(str(entry.get(key)) for key in _NAMES)
+        by_name.setdefault(names, []).append(entry)
+    return [added(same) for same in by_name.values()]
 
 
 def _numbers_added(numbers: Sequence[float], name: str) -> float:
@@ -422,5 +429,5 @@ def _numbers_added(numbers: Sequence[float], name: str) -> float:
 
 
 def _kind(value: Any) -> type:
-    """The type of a value; whole numbers are numbers like others."""
+    """Returns the type of a value; whole numbers are numbers like others."""
     return float if type(value) is int else type(value)

@@ -15,7 +15,7 @@ from support.server import Faulty, Server
 
 from agac.cli.run_counts import timing_line
 from agac.core.reading import read_as
-from agac.engine.output.telemetry import RELATIVE_ERROR
+from agac.engine.output.histograms import RELATIVE_ERROR
 from agac.engine.summary import RunSummary
 
 TWO_STAGES = [

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agac.core.errors import ErrorType, RowError
 from agac.engine.decide.votes import VoteResult, outcome_of_vote, votes
-from agac.engine.output.telemetry import share
+from agac.engine.output.run_summary import share
 from agac.spec.operations import Match, Vote
 
 REPLIES = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=40, max_size=40)

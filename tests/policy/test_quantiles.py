@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.engine.output.telemetry import LONGEST, RELATIVE_ERROR, SHORTEST, bucket_of, merged, quantile
+from agac.engine.output.histograms import LONGEST, RELATIVE_ERROR, SHORTEST, bucket_of, merged, quantile
 
 durations = st.floats(SHORTEST, LONGEST, allow_nan=False)
 shares = st.floats(0, 1)

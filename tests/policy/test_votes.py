@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agac.core.keys import canonical, replicas_fingerprint
 from agac.engine.decide.votes import outcome_of_vote
-from agac.engine.output.telemetry import share
+from agac.engine.output.run_summary import share
 from agac.spec.operations import Vote
 
 VALUES = st.recursive(

@@ -14,7 +14,7 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical
 from agac.core.types import JSONValue, inside
 from agac.engine.ask.validate import parsed
-from agac.engine.output.telemetry import share
+from agac.engine.output.run_summary import share
 from agac.spec.operations import Vote
 
 ReplicaAnswers = Sequence[str | None]

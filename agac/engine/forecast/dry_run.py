@@ -35,7 +35,7 @@ from agac.engine.forecast.past_usage import PastUsage
 from agac.engine.forecast.planned_batches import planned_batches, planned_rounds
 from agac.engine.forecast.stored_answers import StoredAnswers
 from agac.engine.invocation import Retry
-from agac.engine.output.telemetry import mean_asked
+from agac.engine.output.run_summary import mean_asked
 from agac.engine.walk.executor import LevelStages, Task
 from agac.engine.walk.input_rows import CHUNK_ROWS, count_ids, read_chunk
 from agac.plan import diff as why

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from agac.core.types import Outcome
-from agac.engine.output.telemetry import merged, quantile
+from agac.engine.output.histograms import merged, quantile
 from agac.plan.stage import PlannedStage
 from agac.store import runs as store
 from agac.store.db import Database

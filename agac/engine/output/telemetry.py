@@ -1,89 +1,42 @@
-"""What a run did: telemetry.jsonl, the summary, quantiles of call times; and what of it
-OpenTelemetry is sent."""
+"""Writes telemetry.jsonl, and says whether OpenTelemetry is sent anything."""
 
 from __future__ import annotations
 
-import math
-import re
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from agac.core.errors import ErrorType
-from agac.core.reading import read_as
-from agac.core.types import Outcome, dollars_in_all, iso
 from agac.data.json_formats import encode
-from agac.engine.stage_summary import (
-    CallCost,
-    CallCounts,
-    CallTimes,
-    ConversationCounts,
-    EarlyVotes,
-    MendedAnswers,
-    ReviewCounts,
-    StageSummary,
-    TaskOutcomes,
-    TimeQuantiles,
-    TokenCounts,
-    ToolCallCounts,
-    VoteAgreement,
-    cost_of,
-)
-from agac.engine.stored_invocation import ServingFacts
-from agac.engine.summary import (
-    EngineCache,
-    ErrorSummary,
-    FailedRow,
-    MadeRows,
-    OddRecords,
-    RepeatedIds,
-    RowCounts,
-    RunRequest,
-    RunSummary,
-    RunTimes,
-    ServingSummary,
-    TaskSums,
-)
-from agac.plan.stage import model_of, recorded_stages
+from agac.engine.output.run_summary import share
 from agac.spec.rules import RunRules
 from agac.store import rows as store
 from agac.store.db import Database
-from agac.store.decisions import open_reviews
 from agac.store.history import (
     CalledRow,
     CallRecord,
     RowCalls,
-    Timings,
     agreements,
     calls_by_row,
-    timings,
 )
-from agac.store.records import AGREEMENT, FIRST, HOW, TOOL, TURN, Call, CallTiming
+from agac.store.records import Call, CallTiming
 from agac.store.rows import State
 from agac.store.runs import (
-    Count,
-    RunRecord,
-    counters,
     definition_of,
-    row_counts,
-    run_duration,
-    run_serving,
-    short_records,
 )
 
 if TYPE_CHECKING:
     from agac.data.sinks import JsonSink  # it brings every format; `agac status` writes none
 
-# telemetry.jsonl: a line for each row for which a call was made, with when, how long, how many
-# tokens and by whom; and for each that failed before one.
+# telemetry.jsonl has a line for each row for which a call was made, with when, how long, how many
+# tokens and by which model; and for each row that failed before one.
 #
-# Written from the store, as all outputs are: some hundred rows are held at a time. The lines are
-# put together as text, since a million of them are written: what repeats from call to call is made
-# once.
+# It is written from the store, as all outputs are: some hundred rows are held at a time. The lines
+# are put together as text, since there may be a million of them: what repeats from call to call is
+# made once.
 
-# the name of the shape of `usage`: raised when something is renamed or means something else
 SCHEMA = "agac.usage/v1"
+"""The name of the shape of `usage`: raised when something is renamed or means something else."""
+
 NULL = "null"
 _OK: dict[int, str] = {**dict.fromkeys(map(int, store.WALKED), "true"), State.FAILED: "false"}
 _MOST_PIECES = 4096
@@ -265,369 +218,46 @@ def _ms(seconds: float | None) -> str:
     return NULL if seconds is None else f"{seconds * 1000:.1f}"
 
 
-# Quantiles of durations from a histogram of fixed size: buckets whose bounds grow by a fixed ratio
-# (as in DDSketch).
-#
-# A bucket holds what lies in (RATIO ** (number - 1), RATIO ** number] seconds, and answers with the
-# value in it that is at most RELATIVE_ERROR away from both ends. Histograms of the same quantity
-# are merged by adding their counts, so the parts may be counted apart: commit by commit, invocation
-# by invocation, stage by stage.
+# `output.otlp` sends traces and metrics by OpenTelemetry's protocol, and is loaded only then.
 
-RELATIVE_ERROR = 0.02
-"""A quantile that lies between SHORTEST and LONGEST is at most this share of itself beside the
-true one."""
-
-RATIO = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
-
-SHORTEST = 1e-4
-LONGEST = 1e5
-"""Seconds. What is shorter or longer is counted in the first or the last bucket: about 520 buckets
-lie between."""
-
-Histogram = Mapping[int, int]  # how many values fell into each bucket
-_LOG_RATIO = math.log(RATIO)
-
-
-def bucket_of(seconds: float) -> int:
-    """The number of the bucket into which a duration falls."""
-    return log_bucket(min(max(seconds, SHORTEST), LONGEST))
-
-
-def log_bucket(value: float) -> int:
-    """The number of the bucket into which a value above 0 falls, of any size."""
-    return math.ceil(math.log(value) / _LOG_RATIO)
-
-
-def quantile(histogram: Histogram, share: float) -> float | None:
-    """The value in seconds below which `share` of all lie (0.5: the median), None of an empty
-    histogram. Of n values in order it is the one at position floor(share * (n - 1)), counted from
-    0."""
-    left = math.floor(share * (sum(histogram.values()) - 1))
-    for bucket in sorted(histogram):
-        left -= histogram[bucket]
-        if left < 0:
-            return 2 * RATIO**bucket / (RATIO + 1)
-    return None
-
-
-def merged(histograms: Iterable[Histogram]) -> Histogram:
-    """One histogram of everything that several have counted."""
-    return sum(map(Counter, histograms), Counter())
-
-
-async def summarise(database: Database, run: RunRecord) -> RunSummary:
-    """Makes the summary of a run as it is in the store now."""
-    counts = await counters(database, run.id)
-    times = await timings(database, run.id)
-    definition = await definition_of(database, run.id)
-    rows = RowCounts(**row_counts(counts))
-    levels = await _levels(database, run, definition)
-    reviewing = any("review" in stage.get("operation", ()) for stage in definition["stages"])
-    if reviewing:
-        waiting = await open_reviews(database, run.workflow, run.id)
-    else:
-        waiting = {}
-    stages = tuple(_stage(stage, counts, times, waiting) for stage in definition["stages"])
-    seconds = await run_duration(database, run.id)
-    return RunSummary(
-        workflow=run.workflow,
-        run=run.id,
-        complete=run.finished_at is not None,
-        times=RunTimes(iso(run.created_at), iso(run.finished_at), round(max(0.0, seconds), 3)),
-        tasks=TaskSums(
-            processed=sum(one.tasks.done + one.tasks.failed for one in stages),
-            reused=sum(one.tasks.reused for one in stages),
-        ),
-        request=RunRequest(definition["input"]["path"], run.selection, output_of(run)),
-        rows=rows,
-        odd=await _odd_records(database, run, definition["input"]["on_duplicate_id"], rows),
-        levels=levels,
-        stages=stages,
-        calls=calls_of(counts),
-        timing_ms=_timing_ms(times, None),
-        serving=serving_of(
-            [read_as(ServingFacts, facts) for facts in await run_serving(database, run.id)]
-        ),
-        errors=_errors(counts, await _examples(database, run, rows, levels)),
-    )
-
-
-async def _levels(
-    database: Database, run: RunRecord, definition: Mapping[str, Any]
-) -> tuple[MadeRows, ...]:
-    """Counts the rows of each stage that made any, or may make children or groups."""
-    made = await store.made_counts(database, run.id)
-    levels = []
-    for stage in recorded_stages(definition):
-        rows = RowCounts(**store.present(made, stage.index))
-        if stage.makes is not None and (rows.total or stage.makes != "rows"):
-            levels.append(MadeRows(stage.name, stage.makes, rows))
-    return tuple(levels)
-
-
-async def _odd_records(
-    database: Database, run: RunRecord, rule: str, rows: RowCounts
-) -> OddRecords:
-    """Counts what was odd in the input; `rule` says what becomes of repeated ids."""
-    repeated = None
-    if rule in ("first", "last") and rows.dropped:
-        repeated = RepeatedIds(rule, (await store.count_repeated(database, run.id))[0])
-    return OddRecords(repeated, await short_records(database, run.id) or 0)
-
-
-async def _examples(
-    database: Database, run: RunRecord, rows: RowCounts, levels: Iterable[MadeRows]
-) -> list[store.ErrorExample]:
-    """Finds an example of each way in which rows failed, of the input first."""
-    examples = []
-    if rows.failed:
-        examples += await store.error_examples(database, run.id)
-    if any(level.rows.failed for level in levels):
-        known = {(example.error_type, example.stage) for example in examples}
-        examples += [
-            example
-            for example in await store.made_examples(database, run.id)
-            if (example.error_type, example.stage) not in known
-        ]
-    return examples
-
-
-def output_of(run: RunRecord) -> str | None:
-    """The folder or file with a run's outputs, `-` for standard output; None of a task from
-    Python, which has none."""
-    nowhere = run.outputs.get("places") == {} and run.output_dir != "-"
-    return None if nowhere else run.output_dir
-
-
-def _errors(
-    counts: Iterable[Count], examples: Iterable[store.ErrorExample]
-) -> tuple[ErrorSummary, ...]:
-    """Counts how rows failed, most frequent first, each with its first row."""
-    tasks = Counter[tuple[str | None, str]]()
-    for count in counts:
-        tasks[count.stage, count.error_type] += count.tasks if count.outcome == "failed" else 0
-    rows = {
-        one: one.rows if one.stage is None else tasks[one.stage, one.error_type] for one in examples
-    }
-    return tuple(
-        ErrorSummary(
-            one.error_type, one.stage, rows[one], FailedRow(one.row_id, one.ordinal, one.message)
-        )
-        for one in sorted(rows, key=rows.__getitem__, reverse=True)
-    )
-
-
-def _stage(
-    stage: dict[str, Any], counts: list[Count], times: Timings, waiting: Mapping[str, int]
-) -> StageSummary:
-    """Makes the summary of a stage. `waiting`: rows that wait for people, by stage."""
-    name = stage["name"]
-    own = [count for count in counts if count.stage == name]
-    tasks = Counter[str]()
-    ways = Counter[str]()
-    for count in own:
-        tasks[count.outcome] += count.tasks
-        for way in count.error_type.split(",") if count.outcome == HOW else ():
-            ways[way] += count.tasks
-    answered = {one.model for one in own if one.outcome == "call" and not one.error_type}
-    reviewed = "review" in stage.get("operation", ())
-    return StageSummary(
-        name=name,
-        model=model_of(stage),
-        alias=stage.get("alias"),
-        answered_by=tuple(sorted(answered)),
-        tasks=TaskOutcomes(**{outcome.value: tasks[outcome] for outcome in Outcome}),
-        mended=MendedAnswers(
-            ways["repair"], ways["json_repair"], ways["fallback"], ways["misformatted"]
-        ),
-        timing_ms=_timing_ms(times, name),
-        agreement=_agreement(own, stage["vote"]) if stage.get("vote") else None,
-        agent=_conversations(own) if "agent" in stage else None,
-        review=_review(own, waiting.get(name, 0)) if reviewed else None,
-    )
-
-
-def _review(counts: Iterable[Count], waiting: int) -> ReviewCounts:
-    """Counts how rows passed the stage at which people decide; `waiting` rows wait."""
-    ways = dict.fromkeys(("auto", "approved", "manual", "rejected"), 0)
-    for count in counts:
-        if count.outcome == AGREEMENT or count.error_type == ErrorType.REJECTED:
-            ways[count.error_type.lower()] += count.tasks
-    return ReviewCounts(waiting, **ways)
-
-
-_SERVED = ("coalesced", "cached", "stub", "replayed", "error", "refused", "unknown")
-"""What serves calls of tools besides running them, and how they fail."""
-
-
-def _conversations(counts: Iterable[Count]) -> ConversationCounts:
-    """Counts the conversations of a stage."""
-    counts = list(counts)
-    turns = [count for count in counts if count.outcome == TURN]
-    served = Counter[str]()
-    for count in counts:
-        served[count.error_type] += count.tasks if count.outcome == TOOL else 0
-    ran = served[""] + served["error"]
-    dedup = None
-    if ran:
-        dedup = round((ran + served["coalesced"] + served["cached"]) / ran, 2)
-    return ConversationCounts(
-        conversations=sum(c.tasks for c in turns if c.error_type == FIRST and not c.model),
-        turns=sum(count.tasks for count in turns),
-        tool_calls=ToolCallCounts(served.total(), ran, *(served[key] for key in _SERVED)),
-        failing_tools=_failing_tools(counts) or None,
-        dedup=dedup,
-    )
-
-
-def _failing_tools(counts: Iterable[Count]) -> dict[str, int]:
-    """The tools of which no call worked, each with how many failed."""
-    ended: dict[str, Counter[str]] = defaultdict(Counter)
-    for count in counts:
-        if count.outcome == TOOL and count.model:
-            ended[count.model][count.error_type] += count.tasks
-    worked = ("", "cached", "stub", "replayed")  # an equal call shares a failure, too
-    return {
-        name: states["error"]
-        for name, states in sorted(ended.items())
-        if states["error"] and not any(states[one] for one in worked)
-    }
-
-
-def _agreement(counts: Iterable[Count], vote: Any) -> VoteAgreement:
-    """Counts how far the replicas of a stage's rows agreed."""
-    votes = [(share(c.error_type), c.tasks) for c in counts if c.outcome == AGREEMENT and c.tasks]
-    return VoteAgreement(
-        rows=sum(tasks for _, tasks in votes),
-        mean=_mean(votes),
-        unanimous=_mean([(float(one == 1), tasks) for one, tasks in votes]),
-        early=EarlyVotes(mean_asked(counts)) if "lead" in vote else None,
-    )
-
-
-def mean_asked(counts: Iterable[Count]) -> float | None:
-    """How many replicas were asked for a vote, in the mean; None: none has ended."""
-    votes = [c for c in counts if c.outcome == AGREEMENT and "/" in c.error_type]
-    return _mean([(float(re.findall(r"\d+", c.error_type)[-1]), c.tasks) for c in votes])
-
-
-def _mean(values: Sequence[tuple[float, int]]) -> float | None:
-    rows = sum(times for _, times in values)
-    if rows:
-        return round(sum(one * times for one, times in values) / rows, 4)
-    return None
-
-
-def _timing_ms(times: Timings, stage: str | None) -> CallTimes:
-    """Counts how long answered calls took, of one stage or of all."""
-    found = {}
-    for measure in ("duration", "ttft", "time_to_response"):
-        histogram = merged(h for (s, m), h in times.items() if m == measure and stage in (None, s))
-        found[measure] = TimeQuantiles(
-            sum(histogram.values()),
-            _milliseconds(quantile(histogram, 0.5)),
-            _milliseconds(quantile(histogram, 0.95)),
-        )
-    return CallTimes(**found)
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 1)
-
-
-def serving_of(invocations: Sequence[ServingFacts]) -> ServingSummary:
-    """Adds up how well prefix caches and slots were used in the invocations of a run."""
-    known = _added(facts.known for facts in invocations)
-    first = _added(facts.first for facts in invocations)
-    seconds = _added(facts.seconds for facts in invocations)
-    addresses = dict.fromkeys(address for facts in invocations for address in facts.engines)
-    engines = {
-        address: _added(facts.engines.get(address, (0, 0)) for facts in invocations)
-        for address in addresses
-    }
-    return ServingSummary(
-        prefix_hit=_part(*known),
-        prefix_hit_without_first=_part(known[0] - first[0], known[1] - first[1]),
-        prefill_tokens=known[0] - known[1] if known[0] else None,
-        first_calls=sum(facts.first_calls for facts in invocations),
-        slots=invocations[-1].slots if invocations else None,
-        slot_utilisation=_part(*seconds),
-        engines=tuple(
-            EngineCache(address, int(seen), int(had), _part(seen, had))
-            for address, (seen, had) in engines.items()
-        ),
-    )
-
-
-def _added(pairs: Iterable[Sequence[float]]) -> tuple[float, float]:
-    firsts, seconds = zip((0, 0), *pairs, strict=True)
-    return sum(firsts), sum(seconds)
-
-
-def _part(whole: float, some: float) -> float | None:
-    return round(some / whole, 4) if whole else None
-
-
-def calls_of(counts: Iterable[Count]) -> CallCounts:
-    """Adds up the calls among some roll-ups of a run."""
-    calls = [count for count in counts if count.outcome == "call"]
-    simulated = sum(one.simulated for one in calls)
-    unpriced = sum(one.unpriced for one in calls)
-    return CallCounts(
-        count=sum(one.tasks for one in calls),
-        failed=sum(one.tasks for one in calls if one.error_type),
-        simulated=simulated,
-        tokens=TokenCounts(
-            input=sum(one.input_tokens for one in calls),
-            cached=sum(one.cached_tokens for one in calls),
-            output=sum(one.output_tokens for one in calls),
-            reasoning=sum(one.reasoning_tokens for one in calls),
-            cache_write=sum(one.cache_write_tokens for one in calls),
-        ),
-        server_tools=sum(one.server_tools for one in calls),
-        cost=CallCost(
-            usd=cost_of(dollars_in_all(one.cost for one in calls), unpriced),
-            is_simulated=simulated > 0,
-            unpriced=unpriced,
-        ),
-    )
-
-
-def share(agreement: str) -> float:
-    """`2/3` as a number; of `2/3 of 5`, where two of those asked have no vote, the same."""
-    count, most, *_ = re.findall(r"\d+", agreement)
-    return int(count) / int(most)
-
-
-# What is sent by OpenTelemetry's protocol: `engine.otlp` does so, and is loaded only then.
+_OTLP = "OTEL_EXPORTER_OTLP"
 
 
 class OtelSettings(NamedTuple):
-    """Which signals are sent. `refused`: why they cannot be sent as the environment asks for it."""
+    """The signals that are sent."""
 
     traces: bool
+    """True if traces are sent."""
+
     metrics: bool
+    """True if metrics are sent."""
+
     refused: str
+    """Why they cannot be sent as the environment asks for it; empty: they can."""
 
 
 def otel_settings(rules: RunRules, env: Mapping[str, str]) -> OtelSettings | None:
-    """What is sent, by a workflow's rules and the process's variables, of which the SDK reads
-    some; None: nothing."""
-    base = "OTEL_EXPORTER_OTLP"
-    sent = set[str]()
-    refused = ""
+    """Returns what is sent, by a workflow's rules and the process's variables, of which the SDK
+    reads some; None: nothing."""
     if rules.otel is False or env.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
-    for signal in ("TRACES", "METRICS"):
-        asked = rules.otel or env.get(f"{base}_ENDPOINT") or env.get(f"{base}_{signal}_ENDPOINT")
-        if asked and env.get(f"OTEL_{signal}_EXPORTER", "otlp") == "otlp":
-            sent.add(signal)
-            if (env.get(f"{base}_{signal}_PROTOCOL") or env.get(f"{base}_PROTOCOL")) == "grpc":
-                todo = (
-                    "set it to http/protobuf, and the address to that of the collector's "
-                    "HTTP port, 4318 as a rule"
-                )
-                refused = f"{base}_PROTOCOL is grpc, and agac sends by HTTP: {todo}"
-    if sent:
-        return OtelSettings("TRACES" in sent, "METRICS" in sent, refused)
-    return None
+    sent = [signal for signal in ("TRACES", "METRICS") if _is_sent(signal, rules, env)]
+    if not sent:
+        return None
+    refused = ""
+    protocols = [env.get(f"{_OTLP}_{signal}_PROTOCOL") for signal in sent]
+    if "grpc" in [protocol or env.get(f"{_OTLP}_PROTOCOL") for protocol in protocols]:
+        todo = (
+            "set it to http/protobuf, and the address to that of the collector's "
+            "HTTP port, 4318 as a rule"
+        )
+        refused = f"{_OTLP}_PROTOCOL is grpc, and agac sends by HTTP: {todo}"
+    return OtelSettings("TRACES" in sent, "METRICS" in sent, refused)
+
+
+def _is_sent(signal: str, rules: RunRules, env: Mapping[str, str]) -> bool:
+    """True if a workflow's rules or the process's variables ask for a signal."""
+    addresses = (env.get(f"{_OTLP}_ENDPOINT"), env.get(f"{_OTLP}_{signal}_ENDPOINT"))
+    if not rules.otel and not any(addresses):
+        return False
+    return env.get(f"OTEL_{signal}_EXPORTER", "otlp") == "otlp"

@@ -75,7 +75,7 @@ _log = logging.getLogger("agac.shard")
 
 
 def _calls(calls: dict[str, Any]) -> dict[str, Any]:
-    """Checks the counts of calls, as `telemetry.calls_of` makes them. Raises ValueError."""
+    """Checks the counts of calls, as `run_summary.calls_of` makes them. Raises ValueError."""
     for name, value in calls.items():
         is_flag = name == "cost_is_simulated"
         is_amount = value is None or (isinstance(value, int | float) and value >= 0)

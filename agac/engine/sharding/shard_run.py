@@ -15,7 +15,7 @@ from agac.core.reading import read_as
 from agac.data.sources import InputDigest
 from agac.engine.ask.limits import BudgetLimiter
 from agac.engine.ask.rate_limiter import Lane
-from agac.engine.output.telemetry import calls_of
+from agac.engine.output.run_summary import calls_of
 from agac.engine.sharding.folder import ITS_BATCHES, PaidCalls, ShardManifest, ShardStatus
 from agac.engine.sharding.leases import SharedLimits
 from agac.engine.sharding.row_packs import put_rows
