@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core import keys
-from agac.engine.walk.groups import WIDTH, CallSize, NodeId, TreeNode, tree
+from agac.engine.walk.reduction_tree import WIDTH, CallSize, NodeId, TreeNode, tree
 
 Members = list[tuple[int, int]]
 """(hash, tokens), in order."""

@@ -21,7 +21,8 @@ from agac.engine.forecast.stored_answers import StoredAnswers
 from agac.engine.walk.derived_rows import DerivationFailed, RowDeriver, inner
 from agac.engine.walk.effects import descended
 from agac.engine.walk.executor import LevelStages
-from agac.engine.walk.groups import NodeId, TreeNode, call_size, part_id, tree, unusable
+from agac.engine.walk.groups import call_size, part_id, unusable
+from agac.engine.walk.reduction_tree import NodeId, TreeNode, tree
 from agac.engine.walk.replay import array
 from agac.plan import diff as why
 from agac.plan.render import Prepared, RowView

@@ -1,5 +1,7 @@
-"""Calls of workers: a line of the store before each is given out, which goes with what came of it;
-and what is found of them after a crash, in the remote."""
+"""Makes calls by workers.
+
+A line in the store precedes each call, and goes when its reply is stored. After a crash the replies
+to such calls are looked for in the remote."""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +39,17 @@ from agac.store.rows import State
 from agac.store.runs import GivenCall, given_calls
 from agac.tools.tool_functions import Intent, ToolFailed
 
-# of the store: stage, row, replica, fingerprint, mark of the request
 Line = tuple[int, NewRow, int, bytes, bytes]
+"""What the store has of a call: stage, row, replica, fingerprint, mark of the request."""
+
 _log = logging.getLogger("agac.workers")
 
 
 class WorkerCalls:
-    """Sends calls by workers, in the place of senders, and calls functions there. Without a pool
-    it gives what is found of calls that a process left which died, and everything else is done
-    here."""
+    """Sends calls by workers, in the place of senders, and calls functions there.
+
+    Without a pool it only returns replies to calls that a killed process left; this process does
+    everything else itself."""
 
     def __init__(self, context: InvocationContext, executor: RunExecutor) -> None:
         self._context = context
@@ -71,25 +76,27 @@ class WorkerCalls:
 
     @staticmethod
     async def opened(context: InvocationContext, executor: RunExecutor) -> WorkerCalls:
-        """After a look at what an earlier process left."""
-        own = WorkerCalls(context, executor)
+        """Opens the calls of an invocation, and looks for replies to those that an earlier process
+        left."""
+        calls = WorkerCalls(context, executor)
         lines = await given_calls(context.places.database, context.plan.workflow)
         given = {(line.chunk, line.number) for line in lines}
-        replies = await own._replies(given) if executor.setup.remote else {}
+        replies = await calls._replies(given) if executor.setup.remote else {}
         for line in lines:
             reply = replies.get((line.chunk, line.number))
             if reply is None or context.work.fresh:
                 context.ledger.batch.calls.answered.append((line.event, line.number))
             else:  # it answers the same request of another run, too: one of an edited workflow
-                own._found[line.mark].append((line, reply))
+                calls._found[line.mark].append((line, reply))
         if lines:
             _log.info("workers had %d calls, and replied to %d of them", len(lines), len(replies))
-        return own
+        return calls
 
     async def _replies(
         self, given: Collection[tuple[str, int]]
     ) -> dict[tuple[str, int], HttpReply]:
-        """What workers put into the remote of these calls, by chunk and number."""
+        """Reads the replies to these calls that workers put into the remote, by chunk and
+        number."""
         remote = ObjectStore(self._setup.remote or "", Path(self._setup.root))
         found = dict[tuple[str, int], HttpReply]()
         for chunk in {chunk for chunk, _ in given}:
@@ -101,29 +108,39 @@ class WorkerCalls:
                     _log.warning(
                         "%s/%s is left out, and its calls are made again: %s", remote.url, name, why
                     )
-                else:
-                    of_chunk = {(chunk, number): reply for number, reply in replies.items()}
-                    found |= {call: reply for call, reply in of_chunk.items() if call in given}
+                    continue
+                for number, reply in replies.items():
+                    if (chunk, number) in given:
+                        found[chunk, number] = reply
         return found
 
     async def _write(self, chunk: str, worker: str, calls: Sequence[tuple[int, Line]]) -> None:
+        """Commits the lines of calls that a worker is about to get."""
         ledger = self._context.ledger
         now = self._wall()
         ledger.batch.calls.given += [(number, chunk, worker, *line, now) for number, line in calls]
         await ledger.durable()
 
     def through(self, attempts: TaskAttempts, connection: ModelConnection) -> Callable[..., Any]:
-        """What sends one call of a connection, in the place of its sender."""
+        """Returns what sends one call of a connection, in the place of its sender."""
         send = partial(self._send, attempts, connection)
         if isinstance(connection.sender, HintingSender):
             return partial(connection.sender.send, through=send)
         return send
 
     async def _send(
-        self, attempts: TaskAttempts, connection: ModelConnection, body: bytes, timeout: Timeout, *,
-        within: float | None, fresh: bool, begins: Begins, **hints: Any,
-    ) -> HttpReply | Fault:  # fmt: skip
-        """As `Sending.send`; nobody is told when the answer begins."""
+        self,
+        attempts: TaskAttempts,
+        connection: ModelConnection,
+        body: bytes,
+        timeout: Timeout,
+        *,
+        within: float | None,
+        fresh: bool,
+        begins: Begins,
+        **hints: Any,
+    ) -> HttpReply | Fault:
+        """Sends a call as `Sending.send` does, but for `begins`, which workers do not call."""
         provider = connection.model.provider
         mark = bytes_digest([f"{provider.name} {provider.base_url} ".encode(), body])
         left = self._found.get(mark)
@@ -148,14 +165,14 @@ class WorkerCalls:
         )
         attempts.given = self._event, number
         late = partial(self._keep_late, copy(attempts), connection, self._wall())
-        found: HttpReply | Fault = await self.pool.call(item, mark, line, late)
-        return found
+        answer: HttpReply | Fault = await self.pool.call(item, mark, line, late)
+        return answer
 
     async def _function(
         self, ref: FunctionRef, how: tuple[int | None, float | None], row: FunctionInput
     ) -> Any:
-        """What a `python:` stage's function gives, in so many processes and seconds: as
-        `tools.functions.Returned`."""
+        """Calls a `python:` stage's function in so many processes and seconds, and returns what
+        `tools.functions.Returned` has, or a RowError."""
         assert self.pool is not None
         return await self.pool.function(FunctionItem(next(self.pool.numbers), ref, row, *how))
 
@@ -168,8 +185,8 @@ class WorkerCalls:
         again: bool,
         intent: Intent,
     ) -> str:
-        """What a tool gives. Raises ToolFailed; WorkerLost where nobody knows and it may not be
-        called `again`."""
+        """Calls a tool and returns its text. Raises ToolFailed; and WorkerLost if it is unknown
+        whether it was called, and it may not be called `again`."""
         assert self.pool is not None
         item = FunctionItem(next(self.pool.numbers), spec, arguments, timeout=timeout, key=key)
         value: str | RowError | ToolFailed = await self.pool.function(
@@ -182,10 +199,12 @@ class WorkerCalls:
         return value
 
     def keep_unasked(self, connections: Mapping[int, Sequence[ModelConnection]]) -> None:
-        """What was found and nobody asked for: it was paid for. The stages of another run are not
-        known."""
-        for line, reply in (one for some in self._found.values() for one in some):
+        """Stores the replies that no task asked for, since they were paid for.
+
+        Those of another run are left out: its stages are not known."""
+        for line, reply in chain.from_iterable(self._found.values()):
             if line.run == self._context.places.run:
+                connection = connections[line.stage][0]
                 new = NewRow(Row("", 0, {}), 0, b"", "", State.PENDING, line.row)
                 connection = connections[line.stage][0]
                 attempt = Attempt(

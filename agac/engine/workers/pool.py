@@ -1,7 +1,7 @@
-"""What goes to workers and comes back, and who gets what.
+"""Gives items to workers and takes back what came of them.
 
 A worker is a process, perhaps on another machine. It gets items in chunks: requests to providers,
-and functions of the project to be called. The store, lanes, budgets and retries stay here.
+and calls of the project's functions. The store, lanes, budgets and retries stay here.
 """
 
 from __future__ import annotations
@@ -26,38 +26,47 @@ from agac.spec.python_code import FunctionInput, FunctionRef
 from agac.spec.rules import Timeout
 from agac.spec.tools import ToolSpec
 
-# What crosses the way to a worker is pickled, and holds no secret: `${VAR}` is filled in over
-# there.
+# What is sent to a worker is pickled, and holds no secret: the worker fills in `${VAR}` itself.
 
 
 @dataclass(frozen=True, slots=True)
 class CallItem:
-    """One request to a provider, as `Sending.send` gets it. `number` is its own in an invocation;
-    `provider` is a name of WorkerSetup's, `transport` is `body`, `sse`, `ws` or `auto`; `within`
-    bounds the call, in seconds."""
+    """A request to a provider, as `Sending.send` gets it."""
 
     number: int
+    """The number of the item in the invocation."""
     provider: str
+    """The name of the provider in the WorkerSetup."""
     transport: str
+    """`body`, `sse`, `ws` or `auto`."""
     body: bytes
+    """The request as JSON."""
     timeout: Timeout
+    """The bounds of the request."""
     within: float | None = None
+    """Seconds that bound the whole call."""
     fresh: bool = False
+    """True if the call needs a new connection."""
     headers: Mapping[str, str] | None = None
+    """Further headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionItem:
-    """One call of a `python:` stage's function, or of a tool's; `given` is a row, the rows of a
-    group, or a tool's arguments. The function runs in so many `processes` (None: in threads) for
-    `timeout` seconds at most; `key` is what tells repeated calls of a tool."""
+    """A call of a `python:` stage's function, or of a tool's."""
 
     number: int
+    """The number of the item in the invocation."""
     function: FunctionRef | ToolSpec
+    """The function."""
     given: FunctionInput
+    """A row, the rows of a group, or a tool's arguments."""
     processes: int | None = None
+    """In how many processes it runs; None: in threads."""
     timeout: float | None = None
+    """Seconds that it may take at most."""
     key: str = ""
+    """What repeated calls of a tool have in common."""
 
 
 Item = CallItem | FunctionItem
@@ -65,68 +74,83 @@ Item = CallItem | FunctionItem
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Items for one worker, which carries them out side by side. `id` names the chunk for ever. A
-    call that was not begun by `expires_at`, in seconds since 1970 by the worker's own clock, is
-    not sent any more."""
+    """Items for one worker, which carries them out at the same time."""
 
     id: str
+    """A name that no other chunk has."""
     items: tuple[Item, ...]
+    """The items."""
     expires_at: float
+    """When a call that was not begun is not sent any more, in seconds since 1970 by the worker's
+    clock."""
 
 
 class Ended(NamedTuple):
-    """What came of the item `number`. Of a call an HttpReply or a Fault; of a stage's function
-    `Returned` or a RowError; of a tool's the text or a ToolFailed. `unsent`: it was not begun,
-    since its chunk had expired by the worker's clock, which is the value."""
+    """What came of an item."""
 
     number: int
+    """The number of the item."""
     value: Any = None
+    """Of a call, an HttpReply or a Fault; of a stage's function, `Returned` or a RowError; of a
+    tool, the text or a ToolFailed."""
     unsent: bool = False
+    """True if it was not begun, since its chunk had expired by the worker's clock, which is the
+    value."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a worker is told when it starts; nothing of it is secret but the keys of simulators.
-    `root` is the project's folder over there; `providers` are as agac.yml has them; `simulators`
-    are the base URLs and the keys of those that were started here, by provider; `functions` are
-    called by stages and tools, `asked` are the providers that calls may go to. Replies go to the
-    `remote` too, if there is one, under the store's `token`."""
+    """What a worker gets when it starts. Only the keys of simulators in it are secret."""
 
     root: str
+    """The project's folder on the worker's machine."""
     providers: Mapping[str, ProviderSpec]
+    """The providers as agac.yml has them."""
     simulators: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)
+    """The base URLs and the keys of simulators that were started here, by provider."""
     functions: Sequence[FunctionRef | ToolSpec] = ()
+    """The functions that stages and tools call."""
     asked: Sequence[str] = ()
+    """The providers that calls may go to."""
     remote: str | None = None
+    """The remote to which replies go, too, if there is one."""
     token: str = ""
+    """The token of the store, under which they are there."""
 
 
 class WorkerFacts(NamedTuple):
-    """What a worker says of itself: its machine, its process, the versions of agac and Python,
-    variables of the project that it lacks, and its clock, in seconds since 1970."""
+    """What a worker says of itself."""
 
     node: str
+    """Its machine."""
     pid: int
+    """The number of its process."""
     agac: str
+    """Its version of agac."""
     python: str
+    """Its version of Python."""
     missing: tuple[str, ...]
+    """Variables of the project that it lacks."""
     now: float
+    """Its clock, in seconds since 1970."""
 
 
 class WorkerLost(Exception):
-    """A worker cannot be reached, or died: nobody knows what became of its items. Its text says
-    how it is known."""
+    """A worker cannot be reached, or died, so that the state of its items is unknown. The text
+    says how that was noticed."""
 
 
 class Worker(Protocol):
-    """A worker as the pool sees it. All raise WorkerLost, after which `hello` may succeed again: a
-    new process may have taken its place, which knows of no chunk."""
+    """A worker as the pool sees it.
+
+    All methods raise WorkerLost, after which `hello` may succeed again: another process may have
+    taken its place, which knows no chunk."""
 
     name: str
 
     async def hello(self) -> WorkerFacts:
-        """Waits until it is there. Raises UsageError where it can never be used: another version,
-        other files."""
+        """Waits until the worker is there. Raises UsageError if it can never be used: it has
+        another version, or other files."""
         ...
 
     async def take(self, chunk: Chunk) -> None:
@@ -134,101 +158,139 @@ class Worker(Protocol):
         ...
 
     async def collect(self) -> list[Ended]:
-        """Waits until something ended, gathers some 20 ms more, and gives each item once. It
-        returns at the latest after BEAT seconds, with nothing, as a sign of life; a refusal (429,
-        503) at once."""
+        """Waits until an item ended, gathers some 20 ms more, and returns each ended item once.
+
+        It returns after BEAT seconds at the latest, perhaps with nothing, as a sign of life; and at
+        once after a refusal (429, 503)."""
         ...
 
 
 OpenWorkers = Callable[
     [ExecutorFile, WorkerSetup, Mapping[str, str]], AbstractAsyncContextManager[Sequence[Worker]]
 ]
-"""Starts workers, and ends them: `engine.workers.ray` has one. The mapping is this process's
-environment with .env, which workers that it starts on this machine inherit. Raises UsageError."""
+"""Starts workers, and ends them: `engine.workers.ray` has such a function. The mapping is this
+process's environment with .env, which workers on this machine inherit. Raises UsageError."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunExecutor:
-    """Who works for an invocation. `start` None: nobody, and only what workers left at an earlier
-    one is looked for."""
+    """The workers of an invocation."""
 
     settings: ExecutorFile
+    """What agac.yml says of them."""
     setup: WorkerSetup
+    """What they get when they start."""
     start: OpenWorkers | None
+    """Starts them; None: there are none, and only what workers left at an earlier invocation is
+    looked for."""
 
 
 BEAT = 5.0
 """Seconds between two signs of life of a worker at most."""
 
 
-# Who gets what. Items that are ready within a moment go together, to the worker that has least to
-# do. What a lost worker had is suspect: calls go back to the policy of retries, as calls that may
-# be billed; functions are given out again. A chunk of suspects is half as large as that in which
-# they were, and from the second time on it has a worker for itself; an item that stood alone there,
-# and has cost three workers, fails.
+# Items that are ready within a moment go together, to the worker that has the least to do. What a
+# lost worker had is suspect: calls go back to the policy of retries, as calls that may be billed;
+# functions are given out again. A chunk of suspects is half as large as the chunk in which they
+# were, and from the second time on it has a worker for itself. An item that was alone in its chunk,
+# and was lost with three workers, fails.
 
-GATHER = 0.005  # seconds in which items are waited for that go into the same chunk
-# seconds within which a worker has to begin a chunk's calls: one that slept longer sends none of
-# them
+GATHER = 0.005
+"""Seconds in which items are waited for that go into the same chunk."""
+
 ALLOTMENT = 15.0
-GRACE = 15.0  # seconds after the bounds of a call until nobody waits for it any more
-SILENT = 60.0  # seconds without a sign of life after which a worker's items are taken to be lost
-BENCH = 2.0  # seconds without work for a worker that was lost, which double each time
+"""Seconds within which a worker has to begin a chunk's calls: one that slept longer sends none of
+them."""
+
+GRACE = 15.0
+"""Seconds after the bounds of a call until it is given up."""
+
+SILENT = 60.0
+"""Seconds without a sign of life after which a worker's items are taken to be lost."""
+
+BENCH = 2.0
+"""Seconds without work for a worker that was lost; they double each time."""
+
 MOST_BENCH = 60.0
-FATAL = 3  # workers that may be lost with an item; calls given up whose replies are still taken
+"""The most of these seconds."""
+
+FATAL = 3
+"""Workers that may be lost with an item."""
+
 MOST_LATE = 10_000
-SAID = 60.0  # seconds between two messages that there are no workers
+"""Calls that were given up and whose replies are still taken."""
+
+LOGGED_EVERY = 60.0
+"""Seconds between two messages that there are no workers."""
+
+_ANY_SIZE = 1 << 30
+"""The bound on the chunks of an item that was not lost."""
 
 _log = logging.getLogger("agac.workers")
 
 
 @dataclass(slots=True, eq=False)
 class _OpenItem:
-    """An item that somebody waits for. `line` is written before a call is sent, `late` told what
-    came too late; `begin` is awaited before a function is given out. It may be given to others
-    `again`; `lost` workers had it, which leaves it chunks of `most`; now it is in one of `size`."""
+    """An item whose result is waited for."""
 
     item: Item
+    """The item."""
     line: Any = None
+    """What is written before a call is sent."""
     late: Callable[[HttpReply], None] | None = None
+    """Takes a reply that came too late."""
     again: bool = True
+    """True if it may be given to another worker."""
     begin: Callable[[], Awaitable[None]] | None = None
+    """Is awaited before a function is given out."""
     lost: int = 0
-    most: int = 1 << 30
+    """Workers that were lost with it."""
+    most: int = _ANY_SIZE
+    """How large its chunk may be."""
     size: int = 0
+    """How large its present chunk is."""
     due: float = inf
+    """When it is given up, by the loop's clock."""
     reply: asyncio.Future[Any] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+    """What came of it."""
 
     def tell(self, value: Any) -> None:
-        """What came of it, or an exception, for whoever still waits."""
-        if not self.reply.done():
-            (
-                self.reply.set_exception
-                if isinstance(value, WorkerLost | RunStopped)
-                else self.reply.set_result
-            )(value)
+        """Sets what came of it, or an exception, if it is still waited for."""
+        if self.reply.done():
+            return
+        if isinstance(value, WorkerLost | RunStopped):
+            self.reply.set_exception(value)
+        else:
+            self.reply.set_result(value)
 
 
 @dataclass(slots=True, eq=False)
 class _Post:
-    """A worker and what it has, by number. `ahead`: seconds by which its clock is before ours;
-    `alone`: what it has, if anything, is to have it for itself."""
+    """A worker and the items that it has."""
 
     worker: Worker
+    """The worker."""
     has: dict[int, _OpenItem] = field(default_factory=dict)
+    """Its items, by number."""
     ready: bool = False
+    """True if it can take items."""
     alone: bool = False
+    """True if the items that it has are to have it for themselves."""
     heard: float = 0.0
+    """When it showed the last sign of life, by the loop's clock."""
     ahead: float = 0.0
+    """Seconds by which its clock is ahead of ours."""
+
+    @property
+    def may_take(self) -> bool:
+        """True if it may get items."""
+        return self.ready and not (self.alone and self.has)
 
 
 class WorkerPool:
-    """Gives items to workers, which are started with the first one. `most` calls are made at a
-    time; `write` makes the lines of a chunk's calls durable: their chunk, their worker, and what
-    `call` was given. `wait` is told that there are no workers for so many seconds, `stop` why
-    there will be none."""
+    """Gives items to workers, which are started with the first one."""
 
     def __init__(
         self,
@@ -241,7 +303,13 @@ class WorkerPool:
         stop: Callable[[AgacError], None],
         name: Callable[[int], str] = str,
     ) -> None:
+        """At most `most` calls are made at a time, in chunks of at most `chunk`.
+
+        `write` makes the lines of a chunk's calls durable: their chunk, their worker, and what
+        `call` was given. `wait` takes the seconds for which there are no workers, and `stop` why
+        there will be none. `name` makes the names of chunks."""
         self.numbers = count(1)
+        """Numbers for items."""
         self._chunks = count(1)
         self._start = start
         self._chunk = chunk
@@ -255,9 +323,8 @@ class WorkerPool:
         self._suspects = deque[_OpenItem]()
         self._posts = list[_Post]()
         self._late = OrderedDict[int, _OpenItem]()
-        self._before = dict[
-            bytes, tuple[int, int]
-        ]()  # `lost` and `most` of calls that may be made again
+        self._before = dict[bytes, tuple[int, int]]()
+        """`lost` and `most` of calls that may be made again, by the marks of the requests."""
         self._changed = asyncio.Event()
         self._over = False
         self._now = asyncio.get_running_loop().time
@@ -265,13 +332,16 @@ class WorkerPool:
     async def call(
         self, item: CallItem, mark: bytes, line: Any, late: Callable[[HttpReply], None]
     ) -> Any:
-        """An HttpReply or a Fault; `mark` stands for the request, also when it is sent again.
-        Raises RunStopped."""
-        lost, most = self._before.pop(mark, (0, 1 << 30))
-        came = await self._put(asked := _OpenItem(item, line, late, lost=lost, most=most))
-        if asked.lost > lost:
-            self._before[mark] = asked.lost, asked.most
-        return came
+        """Makes a call and returns an HttpReply or a Fault.
+
+        `mark` stands for the request, even if it is sent again. `line` is written before it is
+        sent; `late` takes a reply that comes after the call was given up. Raises RunStopped."""
+        lost, most = self._before.pop(mark, (0, _ANY_SIZE))
+        open_item = _OpenItem(item, line, late, lost=lost, most=most)
+        reply = await self._put(open_item)
+        if open_item.lost > lost:
+            self._before[mark] = open_item.lost, open_item.most
+        return reply
 
     async def function(
         self,
@@ -280,23 +350,27 @@ class WorkerPool:
         again: bool = True,
         begin: Callable[[], Awaitable[None]] | None = None,
     ) -> Any:
-        """What a function gave, as Ended has it; `begin` is awaited before a worker is given it.
-        Raises RunStopped, what `begin` raises, and WorkerLost where it may not be called `again`
-        and nobody knows whether it was."""
+        """Calls a function and returns what it gave, as Ended has it.
+
+        `begin` is awaited before a worker gets it. Raises RunStopped, what `begin` raises, and
+        WorkerLost if it is unknown whether the function was called, and it may not be called
+        `again`."""
         return await self._put(_OpenItem(item, again=again, begin=begin))
 
-    def _put(self, one: _OpenItem) -> asyncio.Future[Any]:
+    def _put(self, item: _OpenItem) -> asyncio.Future[Any]:
+        """Queues an item, and returns what will come of it."""
         if self._over:
-            one.tell(RunStopped())
-        (self._suspects if one.lost > 1 else self._queue).append(one)
+            item.tell(RunStopped())
+        queue = self._suspects if item.lost > 1 else self._queue
+        queue.append(item)
         self._changed.set()
-        return one.reply
+        return item.reply
 
     async def run(self) -> None:
         """Gives out items until it is cancelled."""
         await self._changed.wait()
         async with self._start() as workers, asyncio.TaskGroup() as group:
-            self._posts = [_Post(one) for one in workers]
+            self._posts = [_Post(worker) for worker in workers]
             self._slots = max(self._chunk, ceil(self._most / len(workers)))
             for work in (self._watch(), *(self._serve(post) for post in self._posts)):
                 group.create_task(work)
@@ -305,70 +379,84 @@ class WorkerPool:
                 await asyncio.sleep(GATHER)
                 self._changed.clear()
                 fair = ceil(len(self._queue) / max(1, sum(post.ready for post in self._posts)))
-                while (found := self._next(fair)) is not None:
-                    group.create_task(self._give(*found))
+                while (chunk := self._next(fair)) is not None:
+                    group.create_task(self._give(*chunk))
 
     def _next(self, fair: int) -> tuple[_Post, list[_OpenItem]] | None:
-        """A chunk of at most `fair` items, and who gets it: it is theirs from now on."""
-        posts = [one for one in self._posts if one.ready and not (one.alone and one.has)]
-        found = list[_OpenItem]()
-        posts.sort(key=lambda one: len(one.has))
-        # it gets nothing else before it is idle
-        if posts and self._suspects and not (post := posts.pop(0)).has:
-            found = _taken(self._suspects, self._suspects[0].most)
-            post.alone = bool(found)
-        if not found and posts and self._queue:
-            post = posts[0]
-            posts[0].alone = False
-            found = _taken(self._queue, min(self._chunk, self._slots - len(post.has), fair))
-        for one in found:
-            one.size = len(found)
-            if isinstance(one.item, CallItem):
-                bounds = (
-                    some for some in (one.item.within, one.item.timeout.total) if some is not None
-                )
-                one.due = self._now() + ALLOTMENT + min(bounds, default=inf) + GRACE
-            post.has[one.item.number] = one
-        return (post, found) if found else None
+        """Takes a chunk of at most `fair` items for a worker; None: there is none, or no worker.
 
-    async def _give(self, post: _Post, found: list[_OpenItem]) -> None:
-        chunk = self._name(next(self._chunks))
-        lines = [(one.item.number, one.line) for one in found if one.line is not None]
+        The items are the worker's from now on."""
+        posts = sorted(
+            (post for post in self._posts if post.may_take), key=lambda post: len(post.has)
+        )
+        if posts and self._suspects:
+            # the worker with the least to do gets nothing else before it is idle
+            post = posts.pop(0)
+            if not post.has:
+                suspects = _taken(self._suspects, self._suspects[0].most)
+                post.alone = bool(suspects)
+                if suspects:
+                    return self._assigned(post, suspects)
+        if not posts or not self._queue:
+            return None
+        post = posts[0]
+        post.alone = False
+        items = _taken(self._queue, min(self._chunk, self._slots - len(post.has), fair))
+        return self._assigned(post, items) if items else None
+
+    def _assigned(self, post: _Post, items: list[_OpenItem]) -> tuple[_Post, list[_OpenItem]]:
+        """Gives a worker the items of a chunk."""
+        for item in items:
+            item.size = len(items)
+            if isinstance(item.item, CallItem):
+                bounds = (item.item.within, item.item.timeout.total)
+                seconds = min((bound for bound in bounds if bound is not None), default=inf)
+                item.due = self._now() + ALLOTMENT + seconds + GRACE
+            post.has[item.item.number] = item
+        return post, items
+
+    async def _give(self, post: _Post, chunk: list[_OpenItem]) -> None:
+        """Sends a chunk to the worker that has it, once its calls are written."""
+        name = self._name(next(self._chunks))
+        lines = [(item.item.number, item.line) for item in chunk if item.line is not None]
         if lines:
-            await self._write(chunk, post.worker.name, lines)
-        await asyncio.gather(*(self._begin(post, one) for one in found if one.begin is not None))
-        # it may be lost by now
-        items = tuple(one.item for one in found if post.has.get(one.item.number) is one)
+            await self._write(name, post.worker.name, lines)
+        await asyncio.gather(*(self._begin(post, item) for item in chunk if item.begin is not None))
+        # an item may be lost by now
+        items = tuple(item.item for item in chunk if post.has.get(item.item.number) is item)
         try:
             if items:
-                await post.worker.take(Chunk(chunk, items, time.time() + post.ahead + ALLOTMENT))
+                await post.worker.take(Chunk(name, items, time.time() + post.ahead + ALLOTMENT))
         except WorkerLost as lost:
             self._lose(post, str(lost))
         except AgacError as error:
             self._end(error)
 
-    async def _begin(self, post: _Post, one: _OpenItem) -> None:
-        """Says that a function is about to be called, which is not called where that is refused."""
-        assert one.begin is not None
+    async def _begin(self, post: _Post, item: _OpenItem) -> None:
+        """Awaits `begin` of a function. If that fails, the function is not called."""
+        assert item.begin is not None
         try:
-            await one.begin()
-        except Exception as error:  # noqa: BLE001  (it is for whoever waits for the function)
-            post.has.pop(one.item.number, None)
-            if not one.reply.done():
-                one.reply.set_exception(error)
+            await item.begin()
+        except Exception as error:  # noqa: BLE001  (it is raised where the function is waited for)
+            post.has.pop(item.item.number, None)
+            if not item.reply.done():
+                item.reply.set_exception(error)
 
     async def _serve(self, post: _Post) -> None:
-        """Hears what a worker says, for as long as there is one."""
+        """Takes what a worker has done, until there are no workers any more."""
         bench = BENCH
         while not self._over:
             try:
                 post.ahead = (await post.worker.hello()).now - time.time()
                 while True:
-                    post.ready, post.heard = True, self._now()
+                    post.ready = True
+                    post.heard = self._now()
                     self._changed.set()
-                    for ended in (came := await post.worker.collect()):
+                    items = await post.worker.collect()
+                    for ended in items:
                         self._ended(post, ended)
-                    bench = BENCH if came else bench
+                    if items:
+                        bench = BENCH
             except WorkerLost as lost:
                 _log.warning("worker %s is lost: %s", post.worker.name, lost)
                 self._lose(post, str(lost))
@@ -378,83 +466,91 @@ class WorkerPool:
                 self._end(error)
 
     def _ended(self, post: _Post, ended: Ended) -> None:
-        one = post.has.pop(ended.number, None)
-        if one is None:
-            one = self._late.pop(ended.number, None)
-            if one is not None and one.late is not None and isinstance(ended.value, HttpReply):
-                one.late(ended.value)
+        """Takes what came of an item that a worker had."""
+        item = post.has.pop(ended.number, None)
+        if item is None:
+            self._take_late(ended)
         elif ended.unsent:
-            post.ahead = ended.value - time.time()  # it may have been set since
-            self._put(one)
+            post.ahead = ended.value - time.time()  # its clock may have been set since
+            self._put(item)
         else:
-            one.tell(ended.value)
+            item.tell(ended.value)
+
+    def _take_late(self, ended: Ended) -> None:
+        """Takes the reply to a call that was given up."""
+        item = self._late.pop(ended.number, None)
+        if item is not None and item.late is not None and isinstance(ended.value, HttpReply):
+            item.late(ended.value)
 
     def _lose(self, post: _Post, why: str) -> None:
-        """What a worker has will not come from it, or too late."""
+        """Gives up the items of a worker that will not end them in time."""
         text = f"worker {post.worker.name}: {why}"
         alone = post.alone
         lost = post.has
         post.ready = False
         post.alone = False
         post.has = {}
-        for one in lost.values():
-            one.lost = one.lost + 1
-            one.most = max(1, one.size // 2)
-            is_cause = alone and one.size == 1 and one.lost >= FATAL
-            said = f"{one.lost} workers were lost with it; {text}" if is_cause else text
-            if isinstance(one.item, CallItem):
-                self._give_up(
-                    one,
-                    FaultKind.TASK if is_cause else FaultKind.RETRY,
-                    ErrorType.WORKER_LOST,
-                    said,
-                )
+        for item in lost.values():
+            item.lost += 1
+            item.most = max(1, item.size // 2)
+            is_cause = alone and item.size == 1 and item.lost >= FATAL
+            message = f"{item.lost} workers were lost with it; {text}" if is_cause else text
+            if isinstance(item.item, CallItem):
+                kind = FaultKind.TASK if is_cause else FaultKind.RETRY
+                self._give_up(item, kind, ErrorType.WORKER_LOST, message)
             elif is_cause:
-                one.tell(RowError(ErrorType.WORKER_LOST, said))
-            elif one.again:
-                self._put(one)
+                item.tell(RowError(ErrorType.WORKER_LOST, message))
+            elif item.again:
+                self._put(item)
             else:
-                one.tell(WorkerLost(said))
+                item.tell(WorkerLost(message))
 
-    def _give_up(self, one: _OpenItem, kind: FaultKind, error: ErrorType, why: str) -> None:
-        """A call has no answer so far; one that comes all the same is heard."""
-        self._late[one.item.number] = one
+    def _give_up(self, item: _OpenItem, kind: FaultKind, error: ErrorType, why: str) -> None:
+        """Ends a call without an answer. A later answer is taken, too."""
+        self._late[item.item.number] = item
         if len(self._late) > MOST_LATE:
             self._late.popitem(last=False)
-        one.tell(Fault(kind, error, why, ambiguous=True))
+        item.tell(Fault(kind, error, why, ambiguous=True))
 
     async def _watch(self) -> None:
-        """Looks for workers that are silent, and says where there are none."""
-        now = waits_since = self._now()
-        said_at = -inf
+        """Looks for silent workers and late calls, and says if there are no workers."""
+        now = self._now()
+        waits_since = now
+        logged_at = -inf
         while not self._over:
             await asyncio.sleep(1.0)
-            before, now = now, self._now()
+            before = now
+            now = self._now()
             for post in self._posts:
-                if now - before > BEAT:  # this process slept, and not they
+                if now - before > BEAT:  # this process slept, not the worker
                     post.heard = now
-                if post.ready and now - post.heard > SILENT:
-                    self._lose(post, f"it gave no sign of life for {SILENT:g} s")
-                for number in [number for number, one in post.has.items() if one.due < now]:
-                    late = "no answer came from its worker within the bounds of the call"
-                    self._give_up(post.has.pop(number), FaultKind.RETRY, ErrorType.TIMEOUT, late)
+                self._look_at(post, now)
             waiting = len(self._queue) + len(self._suspects)
-            if any(post.ready for post in self._posts) or not waiting:
+            if not waiting or any(post.ready for post in self._posts):
                 waits_since = now
-                if said_at > -inf:
-                    said_at = -inf
+                if logged_at > -inf:
+                    logged_at = -inf
                     self._wait(0.0)
-            elif now - max(waits_since + 10 - SAID, said_at) >= SAID:  # not at the first moment
-                said_at = now
+            # the first message comes after ten seconds
+            elif now - max(waits_since + 10 - LOGGED_EVERY, logged_at) >= LOGGED_EVERY:
+                logged_at = now
                 _log.warning(
                     "%d calls wait for workers: none of %d can be reached",
                     waiting,
                     len(self._posts),
                 )
-                self._wait(SAID)
+                self._wait(LOGGED_EVERY)
+
+    def _look_at(self, post: _Post, now: float) -> None:
+        """Gives up the items of a silent worker, and calls that take too long."""
+        if post.ready and now - post.heard > SILENT:
+            self._lose(post, f"it gave no sign of life for {SILENT:g} s")
+        for number in [number for number, item in post.has.items() if item.due < now]:
+            why = "no answer came from its worker within the bounds of the call"
+            self._give_up(post.has.pop(number), FaultKind.RETRY, ErrorType.TIMEOUT, why)
 
     def _end(self, error: AgacError) -> None:
-        """There will be no workers any more: nothing waits for them."""
+        """Ends all waits, since there will be no workers any more."""
         self._over = True
         self._stop(error)
         for post in self._posts:
@@ -462,16 +558,17 @@ class WorkerPool:
         self.give_back()
 
     def give_back(self) -> None:
-        """What no worker has is not given out any more, and nothing waits for it."""
-        for one in (*self._queue, *self._suspects):
-            one.tell(RunStopped())
+        """Gives up what no worker has yet."""
+        for item in (*self._queue, *self._suspects):
+            item.tell(RunStopped())
 
 
 def _taken(queue: deque[_OpenItem], most: int) -> list[_OpenItem]:
-    """Items from the beginning of a queue that may be in one chunk, those left out for which
-    nobody waits any more."""
-    found: list[_OpenItem] = []
-    while queue and len(found) < min(most, queue[0].most):
-        if not (one := queue.popleft()).reply.done():
-            found.append(one)
-    return found
+    """Takes items from the beginning of a queue that may be in one chunk, without those that are
+    not waited for any more."""
+    items: list[_OpenItem] = []
+    while queue and len(items) < min(most, queue[0].most):
+        item = queue.popleft()
+        if not item.reply.done():
+            items.append(item)
+    return items

@@ -1,5 +1,7 @@
-"""What a worker does: it sends the calls of its chunks and calls functions, all side by side, and
-keeps replies in the remote before it gives them back. It knows no store, no limits and no retries.
+"""Carries out chunks in a worker: sends their calls and calls functions, all at the same time, and
+puts replies into the remote before it returns them.
+
+It knows no store, no limits and no retries.
 """
 
 from __future__ import annotations
@@ -49,13 +51,23 @@ from agac.tools.threads import Threads
 from agac.tools.tool_functions import ToolFailed, ToolTimeout, load_tool
 
 FOLDER = "v1/chunks"
-"""Of replies in the remote, as FOLDER/TOKEN/CHUNK/N.replies: written once, before they are given
-back."""
-GATHER = 0.02  # seconds in which more may end that goes back together
-REMOTE = 10.0  # seconds for which replies are held back until the remote has them
-REFUSALS = (429, 503)  # go back at once: the lane is to pause
-MOST_REPLIES = 100_000  # of an object of the remote, and of one reply in it, headers and all
+"""The folder of replies in the remote, as FOLDER/TOKEN/CHUNK/N.replies: each is written once,
+before the replies are returned."""
+
+GATHER = 0.02
+"""Seconds in which more items may end that are returned together."""
+
+REMOTE = 10.0
+"""Seconds for which replies are held until the remote has them."""
+
+REFUSALS = (429, 503)
+"""Statuses that are returned at once, so that the lane pauses."""
+
+MOST_REPLIES = 100_000
+"""Replies in an object of the remote."""
+
 MOST_VALUES = 10_000
+"""JSON values in one of them, with its headers."""
 
 _Header = Annotated[str, StringConstraints(max_length=100_000)]
 _Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -64,12 +76,11 @@ _log = logging.getLogger("agac.workers")
 
 
 class ChunkWorker:
-    """Carries out chunks in this process and its event loop; `close` it. `said` are warnings for
-    whoever it works for."""
+    """Carries out chunks in this process and its event loop; `close` it."""
 
     def __init__(self, setup: WorkerSetup, env: Mapping[str, str] | None = None) -> None:
-        """`env` is what `${VAR}` means; None: this process's environment, over the project's .env
-        if there is one."""
+        """`env` are the values of `${VAR}`; None: this process's environment, over the project's
+        .env if there is one."""
         self._setup = setup
         self._root = Path(setup.root)
         if env is None:
@@ -77,48 +88,44 @@ class ChunkWorker:
             env = {**{name: value for name, value in written if value is not None}, **os.environ}
         self._env = env
         self.said = list[str]()
-        self._is_said = False
+        """Warnings that are shown where the run is."""
+        self._has_warned = False
         rows, _ = build_providers(setup.providers, env)
         for name, (address, key) in setup.simulators.items():
             rows[name] = replace(rows[name].at_simulator(address, key), missing_variables=())
         self._providers = {name: rows[name] for name in setup.asked}
-        known = rows.values()
+        providers = rows.values()
         self._redactor = Redactor(
-            [one for row in known for one in row.secrets],
-            [one for row in known for one in row.header_values],
+            [secret for provider in providers for secret in provider.secrets],
+            [value for provider in providers for value in provider.header_values],
         )
         self._senders: dict[tuple[str, str], Sending] = {}
         self._functions: dict[Any, asyncio.Future[Callable[[FunctionItem], Awaitable[Any]]]] = {}
         self._stack = AsyncExitStack()
         self._tasks = set[asyncio.Task[None]]()
-        self._new = asyncio.Queue[tuple[str, Ended]]()  # no longer than what was taken
+        self._new = asyncio.Queue[tuple[str, Ended]]()
+        """Ended items with their chunks. It holds no more than what was taken."""
         self._done = list[Ended]()
+        """Ended items to return."""
         self._ready = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
-        self._kept = self._asked = 0
+        self._objects = 0
+        """How many objects with replies were written."""
+        self._asked = 0
+        """How often `collect` was called."""
         self._remote: ObjectStore | None = None
 
     async def hello(self) -> WorkerFacts:
-        """What it is. Raises UsageError, which names this machine, for what keeps it from any
-        work: all at once."""
+        """Returns what this worker is. Raises UsageError, which names this machine, with all that
+        keeps it from any work."""
         missing = sorted(
             {name for row in self._providers.values() for name in row.missing_variables}
         )
-        problems = []
-        for one in self._setup.functions:
-            if isinstance(one, FunctionRef):
-                shown = one.shown
-            else:
-                shown = one.source.rpartition(":")[0]
-            if isinstance(one, FunctionRef):
-                wanted = one.source_hash.hex()
-            else:
-                wanted = one.version
-            home = self._root if isinstance(one, FunctionRef) else home_of(self._root)
-            if not (home / shown).is_file():
-                problems.append(f"{home / shown} is not there")
-            elif source_hash(home / shown, home)[0].hex() != wanted:
-                problems.append(f"{home / shown}, or a file that it imports, is another one")
+        problems = [
+            problem
+            for function in self._setup.functions
+            if (problem := self._problem_of(function)) is not None
+        ]
         if problems:
             text = f"worker on {socket.gethostname()}: {'; '.join(dict.fromkeys(problems))}"
             raise UsageError(
@@ -127,12 +134,28 @@ class ChunkWorker:
             )
         if not missing:
             for name in self._providers:
-                # raises where its address, a header or the certificates cannot be used
+                # raises if the address, a header or the certificates cannot be used
                 self._sender(name, "body")
         python = platform.python_version()
         return WorkerFacts(
             socket.gethostname(), os.getpid(), version("agac"), python, (*missing,), time.time()
         )
+
+    def _problem_of(self, function: FunctionRef | ToolSpec) -> str | None:
+        """Says why a function cannot be called here; None: it can."""
+        if isinstance(function, FunctionRef):
+            home = self._root
+            file = home / function.shown
+            wanted = function.source_hash.hex()
+        else:
+            home = home_of(self._root)
+            file = home / function.source.rpartition(":")[0]
+            wanted = function.version
+        if not file.is_file():
+            return f"{file} is not there"
+        if source_hash(file, home)[0].hex() != wanted:
+            return f"{file}, or a file that it imports, is another one"
+        return None
 
     async def take(self, chunk: Chunk) -> None:
         """Begins with a chunk."""
@@ -144,21 +167,23 @@ class ChunkWorker:
             task.add_done_callback(self._tasks.discard)
 
     async def collect(self) -> list[Ended]:
-        """What ended since the last time, as soon as there is any, or after BEAT seconds. Nothing
-        where it was asked for again meanwhile: the answer to the earlier question reaches nobody
-        any more."""
-        self._asked = own = self._asked + 1
+        """Returns what ended since the last time, as soon as there is any, or after BEAT seconds.
+
+        Returns nothing if it was called again meanwhile: then the earlier caller is gone."""
+        self._asked += 1
+        asked = self._asked
         with suppress(TimeoutError):
             async with asyncio.timeout(BEAT):
                 await self._ready.wait()
-        if own != self._asked:
+        if asked != self._asked:
             return []
         self._ready.clear()
-        done, self._done = self._done, []
+        done = self._done
+        self._done = []
         return done
 
     async def close(self) -> None:
-        """Gives up what is under way, and closes every connection and process."""
+        """Gives up what was begun, and closes every connection and process."""
         tasks = [*self._tasks, *([self._keeping] if self._keeping else [])]
         for task in tasks:
             task.cancel()
@@ -168,32 +193,33 @@ class ChunkWorker:
         await self._stack.aclose()
 
     async def _carry_out(self, chunk: Chunk, item: Item) -> None:
+        """Carries out an item of a chunk."""
+        now = time.time()
         if isinstance(item, FunctionItem):
             ended = Ended(item.number, await self._called(item))
-        elif (
-            now := time.time()
-        ) >= chunk.expires_at:  # this process stood still, and others may have it by now
+        elif now >= chunk.expires_at:  # this process was suspended: another may have the item
             ended = Ended(item.number, now, unsent=True)
         else:
             ended = Ended(item.number, await self._sent(item))
         self._new.put_nowait((chunk.id, ended))
 
     async def _sent(self, item: CallItem) -> HttpReply | Fault:
+        """Sends a call."""
         try:
             send: Any = self._sender(item.provider, item.transport).send
-            more = {"headers": item.headers} if item.headers else {}  # which not every way has
+            more = {"headers": item.headers} if item.headers else {}  # not every sender takes them
             reply: HttpReply | Fault = await send(
                 item.body, item.timeout, within=item.within, fresh=item.fresh, **more
             )
         except Exception as error:  # noqa: BLE001 - the worker's outermost frame: a fault of agac's costs one call
-            words = (
+            message = (
                 f"the worker on {socket.gethostname()} could not ask: "
                 f"{type(error).__name__}: {error}"
             )
             return Fault(
                 FaultKind.TASK,
                 ErrorType.PROVIDER_ERROR,
-                self._redactor.clean(words),
+                self._redactor.clean(message),
                 ambiguous=True,
             )
         if isinstance(reply, Fault):
@@ -204,22 +230,22 @@ class ChunkWorker:
         return reply._replace(headers=headers, body=self._redactor.clean_bytes(reply.body))
 
     def _sender(self, name: str, transport: str) -> Sending:
+        """Opens what sends calls to a provider."""
         if (name, transport) not in self._senders:
             row = self._providers[name]
             self._senders[name, transport] = open_sender(row, transport, self._redactor, self._env)
         return self._senders[name, transport]
 
     async def _called(self, item: FunctionItem) -> Any:
-        if isinstance(item.function, FunctionRef):
-            key = str(item.function)
-        else:
-            key = item.function.source
+        """Calls a function."""
+        function = item.function
+        source = str(function) if isinstance(function, FunctionRef) else function.source
+        key = (source, item.processes, item.timeout)
         try:
-            opened = self._functions.get((key, item.processes, item.timeout))
+            opened = self._functions.get(key)
             if opened is None:
-                opened = self._functions[key, item.processes, item.timeout] = asyncio.ensure_future(
-                    self._opened(item)
-                )
+                opened = asyncio.ensure_future(self._opened(item))
+                self._functions[key] = opened
             return await (await asyncio.shield(opened))(item)
         except Exception as error:  # noqa: BLE001 - the worker's outermost frame: it costs one call
             if isinstance(error, AgacError):
@@ -227,23 +253,24 @@ class ChunkWorker:
             else:
                 text = f"{type(error).__name__}: {error}"
             text = self._redactor.clean(f"worker on {socket.gethostname()}: {text}")
-            if isinstance(item.function, FunctionRef):
+            if isinstance(function, FunctionRef):
                 return RowError(ErrorType.PYTHON_ERROR, text)
             return ToolFailed(text)
 
     async def _opened(self, item: FunctionItem) -> Callable[[FunctionItem], Awaitable[Any]]:
-        """How a function is called. Raises UsageError where it cannot be had."""
-        ref = item.function
-        if isinstance(ref, FunctionRef):
-            here = replace(ref, file=self._root / ref.shown)
+        """Opens a function and returns what calls it. Raises UsageError if that is not possible."""
+        function = item.function
+        if isinstance(function, FunctionRef):
+            here = replace(function, file=self._root / function.shown)
             opened = open_function(here, self._root, item.processes, item.timeout)
             call = await self._stack.enter_async_context(opened)
-            return lambda one: call(one.given)
-        return self._tool(ref, item.timeout)
+            return lambda item: call(item.given)
+        return self._tool(function, item.timeout)
 
     def _tool(
         self, spec: ToolSpec, timeout: float | None
     ) -> Callable[[FunctionItem], Awaitable[Any]]:
+        """Opens a tool and returns what calls it."""
         function = load_tool(spec, self._root, {})
         threads = Threads(function.here, THREADS)
         self._stack.callback(threads.close)
@@ -253,10 +280,10 @@ class ChunkWorker:
                 assert isinstance(item.given, dict)
                 given = function.given(item.given, lambda: item.key)
                 async with asyncio.timeout(timeout):
-                    text: str = await (
-                        function.awaited(given) if function.is_async else threads.call(given)
-                    )
-                return text
+                    if function.is_async:
+                        return await function.awaited(given)
+                    text: str = await threads.call(given)
+                    return text
             except ToolFailed as failed:
                 return failed
             except TimeoutError:
@@ -267,59 +294,63 @@ class ChunkWorker:
         return called
 
     async def _keep(self) -> None:
-        """Gives back what ended. Replies that may be paid are in the remote before that, if there
-        is one."""
+        """Hands ended items to `collect`, until cancelled. Replies that may be paid are in the
+        remote before that, if there is one."""
         while True:
-            some = [await self._new.get()]
-            value = some[0][1].value
-            if not (isinstance(value, HttpReply) and value.status in REFUSALS):
+            items = [await self._new.get()]
+            value = items[0][1].value
+            is_refusal = isinstance(value, HttpReply) and value.status in REFUSALS
+            if not is_refusal:
                 await asyncio.sleep(GATHER)
             while not self._new.empty():
-                some.append(self._new.get_nowait())
+                items.append(self._new.get_nowait())
             if self._setup.remote is not None:
-                await self._put(some, self._setup.remote)
-            self._done += [ended for _, ended in some]
+                await self._put(items, self._setup.remote)
+            self._done += [ended for _, ended in items]
             self._ready.set()
 
-    async def _put(self, some: list[tuple[str, Ended]], url: str) -> None:
+    async def _put(self, items: list[tuple[str, Ended]], url: str) -> None:
+        """Puts the replies among ended items into the remote. If that fails, it warns once."""
         replies = defaultdict[str, list[tuple[int, HttpReply]]](list)
-        for chunk, one in some:
-            if isinstance(one.value, HttpReply) and one.value.status < 400:
-                replies[chunk].append((one.number, one.value))
+        for chunk, ended in items:
+            if isinstance(ended.value, HttpReply) and ended.value.status < 400:
+                replies[chunk].append((ended.number, ended.value))
         try:
             if self._remote is None:
                 if "://" not in url and not (self._root / url).is_dir():
                     raise UsageError(f"the folder {self._root / url} is not there")
                 self._remote = ObjectStore(url, self._root)
             async with asyncio.timeout(REMOTE):
-                for chunk, found in replies.items():
-                    self._kept += 1
-                    name = f"{FOLDER}/{self._setup.token}/{chunk}/{self._kept}.replies"
-                    await self._remote.create(name, packed_replies(found))
+                for chunk, of_chunk in replies.items():
+                    self._objects += 1
+                    name = f"{FOLDER}/{self._setup.token}/{chunk}/{self._objects}.replies"
+                    await self._remote.create(name, packed_replies(of_chunk))
         except Exception as error:  # noqa: BLE001 - the worker's outermost frame: replies count without the remote
-            if not self._is_said:
-                self._is_said = True
-                if isinstance(error, TimeoutError):
-                    why = f"no answer in {REMOTE:g} s"
-                else:
-                    why = str(error)
-                text = (
-                    f"worker on {socket.gethostname()}: replies are not kept in the remote: {why}"
-                )
-                self.said.append(self._redactor.clean(text))
-                _log.warning("%s", self.said[-1])
+            self._warn(f"no answer in {REMOTE:g} s" if isinstance(error, TimeoutError) else error)
+
+    def _warn(self, why: object) -> None:
+        """Warns once that replies are not kept."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        text = f"worker on {socket.gethostname()}: replies are not kept in the remote: {why}"
+        self.said.append(self._redactor.clean(text))
+        _log.warning("%s", self.said[-1])
 
 
 def packed_replies(replies: Iterable[tuple[int, HttpReply]]) -> bytes:
-    """An object of the remote with replies to the calls of these numbers."""
+    """Makes an object of the remote with replies to the calls of these numbers."""
     from zstandard import compress
 
-    lines = ([n, r.status, dict(r.headers), b64encode(r.body).decode(), *r[3:]] for n, r in replies)
+    lines = (
+        [number, reply.status, dict(reply.headers), b64encode(reply.body).decode(), *reply[3:]]
+        for number, reply in replies
+    )
     return compress(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
 
 
 def unpacked_replies(content: bytes) -> dict[int, HttpReply]:
-    """The same read back. Raises ValueError and Damaged for what is none."""
+    """Reads such an object. Raises ValueError and Damaged if it is none."""
     return dict(map(_reply_of, unzipped_lines(content, MOST_REPLIES, "replies")))
 
 
@@ -327,19 +358,26 @@ class _StoredReply(NamedTuple):
     """A line of such an object."""
 
     number: Annotated[int, Field(ge=0, lt=1 << 53)]
+    """The number of the call."""
     status: Annotated[int, Field(ge=100, lt=600)]
+    """The HTTP status."""
     headers: Annotated[dict[_Header, _Header], Field(max_length=1_000)]
+    """The headers of the response."""
     body: str
-    """In base64."""
+    """Its body in base64."""
     duration: _Seconds
+    """Seconds until its end."""
     ttft: _Seconds | None = None
+    """Seconds until the first token."""
     time_to_response: _Seconds | None = None
+    """Seconds until the first token that is no reasoning."""
 
 
 _REPLY = TypeAdapter(_StoredReply, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 def _reply_of(line: bytes) -> tuple[int, HttpReply]:
+    """Reads a line of such an object. Raises ValueError."""
     strict_json(line, MOST_VALUES)
     stored = _REPLY.validate_json(line)
     body = b64decode(stored.body, validate=True)
