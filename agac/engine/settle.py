@@ -192,17 +192,7 @@ class Settler:
         fingerprint = fixed or result.fingerprint
         if was_asked:
             self._keep_result(stage, result, voted)
-        end = TaskEnd(
-            new=row.new,
-            stage=stage.index,
-            fingerprint=fingerprint,
-            outcome=outcome,
-            result=result,
-            error=None,
-            failures=0,
-            at=self._clock(),
-            replica=replica,
-        )
+        end = self._end(row, stage, outcome, fingerprint)._replace(result=result, replica=replica)
         if replica:
             self._add(row, end)
             return
@@ -262,18 +252,8 @@ class Settler:
         self._uncount(row, stage, prior)
         self._forget_replicas(row, stage)
         self._ledger.batch.tally((stage.name, outcome.value, "", "")).tasks += 1
-        end = TaskEnd(
-            new=row.new,
-            stage=stage.index,
-            fingerprint=None,
-            outcome=outcome,
-            result=None,
-            error=None,
-            failures=0,
-            at=self._clock(),
-            note=note() if note else None,
-        )
-        self._add(row, end)
+        end = self._end(row, stage, outcome, None)
+        self._add(row, end._replace(note=note() if note else None))
         counted_before = row.again and prior is not None and prior.outcome is outcome
         if not counted_before:
             self._totals.stages[stage.name].count(outcome)
@@ -292,19 +272,9 @@ class Settler:
 
         `replica`, from 1: one of the answers of which the task's would have been made did not
         come. `reason` is for plans alone."""
-        end = TaskEnd(
-            new=row.new,
-            stage=stage.index,
-            fingerprint=fingerprint,
-            outcome=Outcome.FAILED,
-            result=None,
-            error=error,
-            failures=0,
-            at=self._clock(),
-            replica=replica,
-        )
+        end = self._end(row, stage, Outcome.FAILED, fingerprint)._replace(error=error)
         if replica:
-            self._add(row, end)
+            self._add(row, end._replace(replica=replica))
             return
         prior = row.prior.get(stage.index)
         is_new = prior is None or error is not prior.error  # else it was left as it is
@@ -329,6 +299,21 @@ class Settler:
         """Raises AssertionError: in a run every answer that a guard looks at is there."""
         raise AssertionError(
             f"the guard of stage {stage.name!r} looks at an answer that is not there"
+        )
+
+    def _end(
+        self, row: ActiveRow, stage: AnyStage, outcome: Outcome, fingerprint: bytes | None
+    ) -> TaskEnd:
+        """Makes the end of a task, as of now."""
+        return TaskEnd(
+            new=row.new,
+            stage=stage.index,
+            fingerprint=fingerprint,
+            outcome=outcome,
+            result=None,
+            error=None,
+            failures=0,
+            at=self._clock(),
         )
 
     def _add(self, row: ActiveRow, end: TaskEnd) -> None:

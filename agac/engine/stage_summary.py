@@ -38,7 +38,7 @@ class TokenCounts(Report):
 
 @dataclass(frozen=True, slots=True)
 class CallCost(Report):
-    """What calls cost."""
+    """The cost of calls."""
 
     JSON_KEYS = ("cost_usd=usd", "cost_is_simulated=is_simulated", "calls_without_price=unpriced")
 
@@ -86,7 +86,7 @@ class CallCounts(Report):
 
 @dataclass(frozen=True, slots=True)
 class TimeQuantiles(Report):
-    """How long calls took, in milliseconds."""
+    """Quantiles of the time of calls, in milliseconds."""
 
     count: int = 0
     """Calls that were measured."""
@@ -100,7 +100,7 @@ class TimeQuantiles(Report):
 
 @dataclass(frozen=True, slots=True)
 class CallTimes(Report):
-    """How long answered calls took."""
+    """The times of answered calls."""
 
     duration: TimeQuantiles = TimeQuantiles()
     """From the request to the end of the reply."""
@@ -161,7 +161,7 @@ class EarlyVotes(Report):
 
 @dataclass(frozen=True, slots=True)
 class VoteAgreement(Report):
-    """How far the replicas of a stage agreed."""
+    """The agreement of the replicas of a stage."""
 
     JSON_KEYS = ("rows", "mean", "unanimous", "**early")
 
@@ -234,7 +234,7 @@ class ConversationCounts(Report):
 
 @dataclass(frozen=True, slots=True)
 class ReviewCounts(Report):
-    """How the rows of a stage passed it at which people decide."""
+    """Counts of the rows at a stage at which people decide."""
 
     waiting: int = 0
     """Rows that wait for a decision."""
@@ -254,7 +254,7 @@ class ReviewCounts(Report):
 
 @dataclass(frozen=True, slots=True)
 class StageDetails(Report):
-    """What the status of one run says of a stage besides."""
+    """Further facts about a stage in the status of one run."""
 
     errors: Mapping[str, int]
     """Failed tasks by type of error."""
@@ -265,7 +265,7 @@ class StageDetails(Report):
 
 @dataclass(frozen=True, slots=True)
 class StageSummary(Report):
-    """What a stage of a run did."""
+    """The summary of a stage of a run."""
 
     JSON_KEYS = (
         "name",

@@ -17,7 +17,7 @@ from agac.providers.provider import Provider
 
 
 class StopReason(StrEnum):
-    """Why a run ends before its rows do."""
+    """The reason why a run ends before its rows do."""
 
     INTERRUPT = "interrupt"
     """Ctrl-C: there are no new calls, and those in flight finish."""

@@ -1,5 +1,7 @@
-"""What the store keeps of an invocation, as records: written by `as_json`, and read by
-`core.reading.read_as`. The status of a run prints it too."""
+"""Defines what the store keeps of an invocation as records.
+
+They are written by `as_json` and read by `core.reading.read_as`. The status of a run prints them,
+too."""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from agac.engine.totals import Totals
 
 @dataclass(frozen=True, slots=True)
 class ServingFacts(Report):
-    """How well caches and slots were used in an invocation, in pairs that can be added up."""
+    """The use of caches and slots in an invocation, in pairs that can be added up."""
 
     known: tuple[int, ...] = (0, 0)
     """Tokens of the prompts of which the provider said what its cache had, and those that it
@@ -42,7 +44,7 @@ class ServingFacts(Report):
 
 @dataclass(frozen=True, slots=True)
 class InvocationStart(Report):
-    """What is stored of an invocation when it begins."""
+    """The facts that are stored of an invocation when it begins."""
 
     JSON_KEYS = (
         "concurrency",
@@ -79,7 +81,7 @@ class InvocationStart(Report):
 
 @dataclass(frozen=True, slots=True)
 class InvocationCounts(Report):
-    """What is stored of the counts of an invocation."""
+    """The counts that are stored of an invocation."""
 
     JSON_KEYS = (
         "rows_seen",
@@ -154,7 +156,7 @@ class InvocationCounts(Report):
 
 @dataclass(frozen=True, slots=True)
 class StoredFault(Report):
-    """Why a call brought no answer."""
+    """The reason why a call brought no answer."""
 
     type: str
     """The type of error."""
@@ -165,7 +167,7 @@ class StoredFault(Report):
 
 @dataclass(frozen=True, slots=True)
 class StoppedInvocation(Report):
-    """Why an invocation stopped before its end."""
+    """The reason why an invocation stopped before its end."""
 
     JSON_KEYS = ("stop", "stopped", "waiting_for?")
 
@@ -181,7 +183,7 @@ class StoppedInvocation(Report):
 
 @dataclass(frozen=True, slots=True)
 class TakenPacks(Report):
-    """What a shard took of the groups of others."""
+    """The packs of groups that a shard took from others."""
 
     taken: Mapping[str, str] = field(default_factory=dict)
     """The marks of the packs, by run, shard and group."""
@@ -189,7 +191,7 @@ class TakenPacks(Report):
 
 @dataclass(frozen=True, slots=True)
 class StoredInvocation(Report):
-    """What is stored of an invocation that ended. One that was killed has only its start."""
+    """All that is stored of an invocation that ended. One that was killed has only its start."""
 
     JSON_KEYS = (
         "**start",

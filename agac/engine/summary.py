@@ -42,7 +42,7 @@ class RowCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunTimes(Report):
-    """When a run worked."""
+    """The time in which a run worked."""
 
     started_at: str | None = None
     """UTC, in ISO 8601."""
@@ -67,7 +67,7 @@ class TaskSums(Report):
 
 @dataclass(frozen=True, slots=True)
 class RunRequest(Report):
-    """What a run was asked to work on."""
+    """The input, the rows and the output of a run."""
 
     input: str = ""
     """The path or the address of the input, as the workflow writes it."""
@@ -92,7 +92,7 @@ class RepeatedIds(Report):
 
 @dataclass(frozen=True, slots=True)
 class OddRecords(Report):
-    """What was odd in the input. The JSON has the keys only where something was."""
+    """Counts of what was odd in the input. The JSON has the keys only where something was."""
 
     JSON_KEYS = ("repeated_ids?", "short_records?")
 
@@ -119,7 +119,7 @@ class MadeRows(Report):
 
 @dataclass(frozen=True, slots=True)
 class EngineCache(Report):
-    """What a server of models counted itself of its cache. Others may have used it too."""
+    """The counts of a model server's own cache. Others may have used it too."""
 
     address: str
     """The address of the server."""
@@ -136,7 +136,7 @@ class EngineCache(Report):
 
 @dataclass(frozen=True, slots=True)
 class ServingSummary(Report):
-    """How well prefix caches and slots were used. None: unknown, as where no provider says what
+    """The use of prefix caches and slots. None: unknown, as where no provider says what
     its cache had, and of several shards. All are 0 or None in summaries that did not have it."""
 
     prefix_hit: float | None = None
@@ -194,7 +194,7 @@ class ErrorSummary(Report):
 
 @dataclass(frozen=True, slots=True)
 class RunSummary(Report):
-    """What a run came to, over all its invocations."""
+    """The summary of a run, over all its invocations."""
 
     JSON_KEYS = (
         "workflow",
@@ -273,7 +273,7 @@ class RunSummary(Report):
 
 @dataclass(frozen=True, slots=True)
 class StoreMark(Report):
-    """Which store wrote results, so that one that was lost is noticed."""
+    """The mark of the store that wrote results, so that its loss is noticed."""
 
     id: str
     """The token of the store."""
@@ -287,7 +287,7 @@ class StoreMark(Report):
 
 @dataclass(frozen=True, slots=True)
 class SummaryFile(Report):
-    """What `summary.json` holds."""
+    """The content of `summary.json`."""
 
     JSON_KEYS = ("**summary", "store?")
 
@@ -300,7 +300,7 @@ class SummaryFile(Report):
 
 @dataclass(frozen=True, slots=True)
 class WrittenSummary(Report):
-    """What agac reads of a summary in an output folder, whatever version wrote it."""
+    """The part of a summary in an output folder that agac reads, whatever version wrote it."""
 
     JSON_KEYS = ("workflow", "run", "output", "rows", "store?", "shards?")
 

@@ -15,7 +15,7 @@ from agac.store.rows import State
 
 @dataclass(slots=True)
 class Spending:
-    """What calls cost."""
+    """The cost of calls."""
 
     usd: float = 0.0
     """US dollars of the calls with a known price."""
@@ -35,7 +35,7 @@ class Spending:
 
 @dataclass(slots=True)
 class StageTotals:
-    """What an invocation did at one stage."""
+    """Counts of one stage in an invocation."""
 
     done: int = 0
     """Tasks that were asked for and have an answer."""
@@ -85,7 +85,7 @@ class StageTotals:
 
 @dataclass(slots=True)
 class RowTotals:
-    """What became of the rows of the input in an invocation."""
+    """Counts of the rows of the input in an invocation."""
 
     seen: int = 0
     """Rows that were read."""
@@ -148,7 +148,7 @@ class RowTotals:
 
 @dataclass(slots=True)
 class TaskTotals:
-    """The tasks of an invocation."""
+    """Counts of the tasks of an invocation."""
 
     done: int = 0
     """Tasks that were asked for and have an answer."""
@@ -162,7 +162,7 @@ class TaskTotals:
 
 @dataclass(slots=True)
 class CallTotals:
-    """The calls of an invocation."""
+    """Counts of the calls of an invocation."""
 
     count: int = 0
     """Requests that ended, retries and re-asks included."""
@@ -199,7 +199,7 @@ class PromptTotals:
 
 @dataclass(slots=True)
 class CallSeconds:
-    """When calls were in flight."""
+    """The time in which calls were in flight."""
 
     first_at: float = inf
     """When the first one began, in seconds since 1970."""
@@ -213,7 +213,7 @@ class CallSeconds:
 
 @dataclass(slots=True)
 class Totals:
-    """What an invocation did so far."""
+    """Counts of an invocation so far."""
 
     stages: defaultdict[str, StageTotals] = field(default_factory=lambda: defaultdict(StageTotals))
     """What it did at each stage, in the order of the workflow."""

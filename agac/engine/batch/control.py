@@ -79,7 +79,7 @@ class LogEntry(SharedObject):
 
 
 class StoredBatches(NamedTuple):
-    """What another machine would continue, as the store has it."""
+    """The runs and batches that another machine would continue, as the store has them."""
 
     runs: list[tuple[int, int]]
     """The last run and those with open batches, each with its revision."""

@@ -73,7 +73,8 @@ class Spool:
         self._hash = hashlib.sha256()
         with writing(self._part):
             make_folder(path.parent)
-            self._file = open(self._part, "wb", buffering=BUFFER, opener=opener)  # noqa: SIM115 - closed by `finish`
+            # `finish` closes it
+            self._file = open(self._part, "wb", buffering=BUFFER, opener=opener)  # noqa: SIM115
 
     def add(self, line: bytes) -> None:
         """Appends a line, which is given without its line break."""
@@ -151,7 +152,7 @@ class OpenBatch:
 
 
 class Question(NamedTuple):
-    """How a task is asked."""
+    """A task with the model and the way by which it is asked."""
 
     request: Request
     """What is asked."""

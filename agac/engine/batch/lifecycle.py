@@ -53,7 +53,7 @@ _NAMED = re.compile(rb'"custom_id"\s*:\s*"([a-z0-9-]{1,64})"')
 
 @dataclass(frozen=True)
 class BatchFormat(Route):
-    """How the batches of a stage and one of its models are written and read."""
+    """Writes and reads the batches of a stage and one of its models."""
 
     position: int
     """The position of the model among those of the stage."""
@@ -304,7 +304,7 @@ def foreign(record: BatchRecord, provider_id: str | None) -> str:
 
 
 class Intake(NamedTuple):
-    """What was taken of a batch in this invocation."""
+    """Counts of what was taken of a batch in this invocation."""
 
     downloads: int = 0
     """How often its results were downloaded."""
@@ -343,7 +343,7 @@ unless it was told to wait."""
 
 @dataclass
 class BatchContext:
-    """What all work on a workflow's batches shares in one invocation. `close` it."""
+    """Holds what all work on a workflow's batches shares in one invocation. `close` it."""
 
     database: Database
     """The store."""

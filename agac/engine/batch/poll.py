@@ -128,7 +128,7 @@ async def _end_if_due(context: BatchContext, record: BatchRecord) -> BatchRecord
 
 
 class BatchRefusal(NamedTuple):
-    """Why a batch was refused as a whole."""
+    """The errors for which a batch was refused as a whole."""
 
     by_about: Mapping[About | None, Fault]
     """The first error that no row is to blame for, by what it is about."""

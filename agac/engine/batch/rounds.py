@@ -26,7 +26,7 @@ _MISSING: dict[MissingAnswer, tuple[ErrorType, str]] = {
 
 
 class AttemptCounts(NamedTuple):
-    """How often a task was asked so far, and what is left to try."""
+    """Counts of what was tried for a task, and of what is left."""
 
     round: int
     """How often its question was asked of this model."""

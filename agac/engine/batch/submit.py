@@ -78,7 +78,7 @@ class Found(NamedTuple):
 
 
 class Undecided(NamedTuple):
-    """Whether a batch was created is unknown."""
+    """It is unknown if a batch was created."""
 
     reason: str
     """Why."""
@@ -551,8 +551,9 @@ def deadline(context: BatchContext, form: BatchFormat, *, day_only: bool = False
     rules = form.stage.settings.batch
     wanted = rules.deadline if rules.on_deadline == "sync" else None
     now = context.clocks.wall()
-    if isinstance(wanted, DayTime):  # the next one in the zone where the program runs
-        here = datetime.fromtimestamp(now)  # noqa: DTZ006 (a time of day is meant where its author lives)
+    if isinstance(wanted, DayTime):
+        # the next one in the zone where the program runs, as its author meant it
+        here = datetime.fromtimestamp(now)  # noqa: DTZ006
         at = here.replace(hour=wanted.hour, minute=wanted.minute, second=0, microsecond=0)
         return (at if at > here else at + timedelta(days=1)).timestamp()
     return None if wanted is None or day_only else now + wanted

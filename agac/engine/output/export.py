@@ -1,5 +1,5 @@
-"""Output files and tables, made from the store: streamed in row order, written to a temporary
-file, renamed."""
+"""Writes output files and tables from the store: streamed in row order, into a temporary file that
+is renamed at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from agac.core.errors import AgacError
 from agac.core.types import JSONValue
 from agac.data import sinks
-from agac.data.files import PREVIOUS, stamp
+from agac.data.files import PREVIOUS, PreviousFile, stamp
 from agac.data.tables import Observed, TableColumn, TableLayout, result_name
 from agac.engine.output.output_folder import edited_files, place_of_project
 from agac.engine.output.output_lines import (
@@ -36,13 +36,12 @@ from agac.store.db import Database, write
 from agac.store.rows import ExportRow, State
 from agac.store.runs import RunRecord, WrittenFiles
 
-# Output files, made from the store: streamed in row order, written aside, renamed. They can be made
-# again any time.
+# Outputs are made from the store, so that they can be made again at any time.
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote, and what was there before."""
+    """The files that an export wrote, and those that it replaced."""
 
     files: list[Path]
     """The files that were written."""
@@ -64,17 +63,17 @@ class RowsElsewhere(Protocol):
         ...
 
     def failed(self, database: Database, run: int, /) -> AsyncIterator[tuple[int, list[ExportRow]]]:
-        """Yields the failed rows that `rows` does not come to, with their levels."""
+        """Yields the failed rows that `rows` does not reach, with their levels."""
         ...
 
     def filtered(self) -> AsyncIterator[list[tuple[Any, str]]]:
-        """Yields the lines of rows that a stage made leave, each after its key."""
+        """Yields the lines of rows that a stage filtered out, each with its key before it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenSinks:
-    """What the rows of a run are written into."""
+    """The open files and tables into which the rows of a run are written."""
 
     json_files: Mapping[str, sinks.JsonSink]
     """The JSON files of the output folder, by name."""
@@ -101,11 +100,13 @@ async def export_run(
     source: RowsElsewhere | None = None,
 ) -> Exported:
     """Writes the JSON files into the run's output folder, and the other outputs that its workflow
-    asks for. `env` has the variables of a server's address. A row without an outcome has no
-    envelope; `results.json` holds the ok results; `errors.jsonl` always has the input. A crash
-    leaves the old files or the new ones, and no run that claims to be shown there: the next one
-    writes them again. A table of a database that cannot be written keeps nothing else from being
-    replaced. The rows come from a `source` where the store has none."""
+    asks for.
+
+    `env` has the variables of a server's address. The rows come from `source` if the store has
+    none. A row without an outcome has no envelope; `results.json` has the ok results;
+    `errors.jsonl` always has the input. If the table of a database cannot be written, all other
+    outputs are. A crash leaves the old files or the new ones, and no run that claims to be shown
+    there, so that the next one writes them again."""
     outputs = Outputs(run, root, summary.rows.total)
     outputs.telemetry = outputs.telemetry and source is None
     final_rows, layout = await _final_rows(
@@ -120,31 +121,18 @@ async def export_run(
         marks=outputs.places is not None,
     )
     written = await runs.files_written(database, run.output_dir)
-    token = await project_token(database)
-    place = place_of_project(root)
+    mark = StoreMark(await project_token(database), run.revision, place_of_project(root))
     previous = outputs.previous(run, written)
     replaced = _replaced_run(outputs, run, written)
-    if outputs.places is None:
-        edited = edited_files(outputs, written, token, place)
-        folder = sinks.OutputFolder(outputs.folder, root, edited)
-    else:
-        folder = sinks.OutputFolder(
-            outputs.folder, root, previous.files, places=outputs.places, keep=previous.kept_as
-        )
+    folder = _output_folder(outputs, root, written, mark, previous)
     await write(database, "run_exporting", run.id)
     with folder as out:
         opened = _open_sinks(outputs, out, layout, env)
-        count = 0
-        async for rows in final_rows.rows(database, run.id):
-            lines = lines_of(rows)
-            count += len(lines.results)
-            opened.write(lines)
-        await _write_errors_below(database, run, final_rows, opened)
+        count = await _write_rows(database, run, final_rows, lines_of, opened)
         if "summary.json" in opened.json_files:
-            mark = None
-            if not outputs.preview and source is None:
-                mark = StoreMark(token, run.revision, place)
-            opened.json_files["summary.json"].write(SummaryFile(summary, mark).as_json())
+            is_marked = not outputs.preview and source is None
+            file = SummaryFile(summary, mark if is_marked else None)
+            opened.json_files["summary.json"].write(file.as_json())
         await _write_optional_files(database, run, outputs, out, source)
     failure = _table_failure(opened.database_table, run)
     _remove_stale_files(outputs, written)
@@ -154,12 +142,30 @@ async def export_run(
         if copy:
             stamps[PREVIOUS] = copy
     await write(database, "run_exported", run.revision, json.dumps(stamps), run.id)
-    files = outputs.files(but_table=failure is not None)
-    return Exported(files, failure, replaced, out.kept, count)
+    return Exported(
+        outputs.files(but_table=failure is not None), failure, replaced, out.kept, count
+    )
+
+
+def _output_folder(
+    outputs: Outputs,
+    root: Path,
+    written: list[WrittenFiles],
+    mark: StoreMark,
+    previous: PreviousFile,
+) -> sinks.OutputFolder:
+    """Returns what puts the files into place, and keeps those that were changed since they were
+    written."""
+    if outputs.places is not None:
+        return sinks.OutputFolder(
+            outputs.folder, root, previous.files, places=outputs.places, keep=previous.kept_as
+        )
+    return sinks.OutputFolder(outputs.folder, root, edited_files(outputs, written, mark))
 
 
 def _replaced_run(outputs: Outputs, run: RunRecord, written: list[WrittenFiles]) -> int | None:
-    """Returns the run whose results are in the folder; None where it is this one, or none."""
+    """Returns the run whose results are in the folder; None if it is this one, or if there are
+    none."""
     if outputs.places is not None or outputs.preview:
         return None
     if not (outputs.folder / "results.jsonl").exists():
@@ -183,14 +189,25 @@ def _open_sinks(
     return _OpenSinks(json_files, tables, database_table)
 
 
-async def _write_errors_below(
-    database: Database, run: RunRecord, final_rows: FinalRows | RowsElsewhere, opened: _OpenSinks
-) -> None:
-    """Writes the failed rows that are not among the written ones into errors.jsonl."""
+async def _write_rows(
+    database: Database,
+    run: RunRecord,
+    final_rows: FinalRows | RowsElsewhere,
+    lines_of: Callable[[list[ExportRow]], Lines],
+    opened: _OpenSinks,
+) -> int:
+    """Writes all rows, and into errors.jsonl the failed ones that are not among them. Returns how
+    many rows are in the results."""
+    count = 0
+    async for rows in final_rows.rows(database, run.id):
+        lines = lines_of(rows)
+        count += len(lines.results)
+        opened.write(lines)
     errors = opened.json_files.get("errors.jsonl")
     if errors is not None:
-        async for _, rows in final_rows.failed(database, run.id):
-            errors.write_texts(Lines(rows, run.include_input).errors)
+        async for _, failed in final_rows.failed(database, run.id):
+            errors.write_texts(Lines(failed, run.include_input).errors)
+    return count
 
 
 async def _write_optional_files(
@@ -227,8 +244,8 @@ def _table_failure(table: sinks.IsolatedSink | None, run: RunRecord) -> AgacErro
 
 
 def _remove_stale_files(outputs: Outputs, written: list[WrittenFiles]) -> None:
-    """Removes files of formats that are not wanted any longer, if they are as a run in this folder
-    left them."""
+    """Removes files of formats that are not wanted any longer, unless they were changed since a
+    run left them in this folder."""
     possible = {*map(sinks.file_of, sinks.TABLES), sinks.PREVIEW_DATABASE, *sinks.OPTIONAL}
     for name in possible.difference(outputs.names):
         stale = outputs.folder / name
@@ -288,8 +305,8 @@ def _observe(observed: Observed, row: ExportRow, id_field: str | None) -> None:
 
 
 async def _by_line(database: Database, run: RunRecord) -> bool:
-    """Whether lines of a text output are to correspond to those of a text input: all are selected,
-    or the first."""
+    """True if lines of a text output correspond to those of a text input: all rows are selected,
+    or the first ones."""
     source = (await runs.definition_of(database, run.id))["input"]
     chosen = run.selection.get("offset") or run.selection.get("sample")
     return source["format"] == "txt" and "sql" not in source and not chosen
@@ -298,7 +315,7 @@ async def _by_line(database: Database, run: RunRecord) -> bool:
 async def rows_of_run(
     database: Database, run: RunRecord, outputs: Outputs, *, formed: bool
 ) -> FinalRows:
-    """What reads the rows that are written; `formed`: with what tables need."""
+    """Returns what reads the rows that are written; `formed`: with what tables need."""
     definition = await runs.definition_of(database, run.id)
     inputs = run.include_input
     sources = outputs.sources
@@ -306,14 +323,20 @@ async def rows_of_run(
 
 
 async def export_file(
-    database: Database, run: RunRecord, root: Path, file: Path, format: str,  # noqa: A002
+    database: Database,
+    run: RunRecord,
+    root: Path,
+    file: Path,
+    format: str,  # noqa: A002
     note: Callable[[Path], Awaitable[None]] | None = None,
-) -> None:  # fmt: skip
-    """Writes into one file, anywhere, what `results.FORMAT` in the run's output folder holds or
-    would hold. It appears whole or not at all; nothing is noted of it but by `note`, before a file
-    of JSON appears; the store is read."""
+) -> None:
+    """Writes into one file, anywhere, what `results.FORMAT` in the run's output folder has, or
+    would have.
+
+    The file appears complete or not at all. The store is only read, except by `note`, which is
+    awaited before a file of JSON appears."""
     outputs = Outputs(run, root, runs.row_counts(await runs.counters(database, run.id))["total"])
-    ended, layout = await _final_rows(database, run, outputs, tables=format in sinks.TABLES)
+    final_rows, layout = await _final_rows(database, run, outputs, tables=format in sinks.TABLES)
     by_line = await _by_line(database, run)
     marks = outputs.places is not None
     sink: sinks.RowSink | sinks.JsonSink
@@ -324,7 +347,7 @@ async def export_file(
         if outputs.one_value and format == "json":
             sink = sinks.JsonSink(file, sinks.ONE_VALUE)
     try:
-        async for rows in ended.rows(database, run.id):
+        async for rows in final_rows.rows(database, run.id):
             lines = Lines(
                 rows, run.include_input, layout, outputs.merge, by_line=by_line, marks=marks
             )
@@ -343,11 +366,11 @@ async def export_file(
 async def table_of(
     database: Database, run: RunRecord, root: Path
 ) -> tuple[Sequence[TableColumn], list[list[JSONValue]]]:
-    """The columns of the run's tables, and the cells of each row, in memory."""
+    """Returns the columns of the run's tables, and the cells of all rows."""
     outputs = Outputs(run, root, 0)
-    ended, layout = await _final_rows(database, run, outputs, tables=True)
+    final_rows, layout = await _final_rows(database, run, outputs, tables=True)
     assert layout is not None
-    read = ended.rows(database, run.id)
-    return layout.columns, [
-        row.cells async for rows in read for row in Lines(rows, False, layout, outputs.merge).rows
-    ]
+    cells = []
+    async for rows in final_rows.rows(database, run.id):
+        cells += [row.cells for row in Lines(rows, False, layout, outputs.merge).rows]
+    return layout.columns, cells

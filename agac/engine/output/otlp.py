@@ -271,7 +271,8 @@ class Traces:
 
     def _send_all(self) -> None:
         """Sends what there is every few seconds, until `close`."""
-        loggers = [logging.getLogger(type(one).__module__) for one in (self._spans, self._metrics)]
+        exporters = (self._spans, self._metrics)
+        loggers = [logging.getLogger(type(exporter).__module__) for exporter in exporters]
         for logger in loggers:
             logger.addFilter(self._hear)
         while not self._closing.wait(EVERY):

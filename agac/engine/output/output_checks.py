@@ -19,7 +19,8 @@ from agac.spec.data_specs import InputSpec, TableTarget
 from agac.spec.paths import server_parts
 from agac.spec.workflow import Workflow, shape_of_ends
 
-TEXT_FORMATS = ("csv", "tsv", "files")  # formats whose fields are always text
+TEXT_FORMATS = ("csv", "tsv", "files")
+"""Formats whose fields are always text."""
 
 
 def refusals(
@@ -30,10 +31,12 @@ def refusals(
     *,
     preview: bool,
 ) -> list[Problem]:
-    """What would be in the way of the results, found before they are paid for; opens nothing for
-    writing. `columns` are the input's, None where it declares none. `env` has the variables of
-    addresses."""
-    output, to = workflow.output, workflow.output.to
+    """Returns what would be in the way of the results, before they are paid for, without opening
+    anything for writing.
+
+    `columns` are the input's; None: it declares none. `env` has the variables of addresses."""
+    output = workflow.output
+    to = output.to
     names = list(map(sinks.file_of, output.formats))
     if to is not None and preview:
         names.append(sinks.PREVIEW_DATABASE)
@@ -56,25 +59,26 @@ def refusals(
 
 
 def _known_columns(workflow: Workflow, columns: tuple[str, ...] | None) -> list[TableColumn]:
-    """The columns of the table, as far as they are certain before a row is read: the key, which is
-    the first, the row's and those of the result's schema. What is not known of them is said at the
-    end."""
+    """Returns the columns of the table that are certain before a row is read: the key, which is
+    the first, the row's, and those of the result's schema.
+
+    Problems with other columns are found at the end of a run."""
     source = workflow.input
     ends = workflow.ends
     output = workflow.output
     merge = output.merge or "extend"
-    grouped = is_grouped(
-        workflow.stages, next((one for one in workflow.stages if one.name == output.rows), None)
-    )
+    maker = next((stage for stage in workflow.stages if stage.name == output.rows), None)
+    grouped = is_grouped(workflow.stages, maker)
     columns = None if grouped else columns
+    is_text = source.format in TEXT_FORMATS
     observed = Observed(shape_of_ends(ends))
-    if source.format in TEXT_FORMATS or grouped:
+    if is_text or grouped:
         observed.row_id("")
-    observed.row(dict.fromkeys(columns or (), "" if source.format in TEXT_FORMATS else None))
+    observed.row(dict.fromkeys(columns or (), "" if is_text else None))
     name = result_name([stage.name for stage in ends])
     layout = observed.layout(merge, name, source.id_field, grouped=grouped)
     if columns is None and merge != "replace":
-        return [layout.key]  # which of the result's names clash with the row's is not known
+        return [layout.key]  # it is unknown which of the result's names are the row's, too
     kept = table_columns(replace(layout, columns=layout.columns[:-1]))
     return [kept[0], *(column for column in kept[1:] if column.name in layout.merger.fields)]
 
@@ -82,6 +86,7 @@ def _known_columns(workflow: Workflow, columns: tuple[str, ...] | None) -> list[
 def _check_table(
     target: TableTarget, columns: Sequence[TableColumn], env: Mapping[str, str]
 ) -> None:
+    """Raises AgacError if the table cannot be written."""
     if target.path is None:
         check_server(Server(target.shown, env), target.table, columns)
     else:
@@ -89,20 +94,26 @@ def _check_table(
 
 
 def _refuse_own_input(source: InputSpec, target: TableTarget, env: Mapping[str, str]) -> None:
-    """A table that the input reads, perhaps by way of a view: what is written would change every
-    row."""
-    its_own = False
-    if source.format == "postgres" and source.statement and target.path is None:
-        servers = [
-            Server(address, env)
-            for address in (server_parts(source.shown, "query", "table")[0], target.shown)
-        ]
-        its_own = reads_table(servers[0], source.statement, servers[1], target.table)
-    elif source.statement and source.path == target.path and source.path.is_file():
-        its_own = target.table.lower() in tables_read(source.path, source.statement, source.shown)
-    if its_own:
-        raise UsageError(
-            f"{target.shown}: the input reads the table {target.table!r}: what is written into it "
-            "would change the rows, and all of them would be asked again",
-            remedy="Name another table in output.to.",
-        )
+    """Raises UsageError for a table that the input reads, perhaps through a view: the results
+    would change every row."""
+    if not _is_read(source, target, env):
+        return
+    raise UsageError(
+        f"{target.shown}: the input reads the table {target.table!r}: what is written into it "
+        "would change the rows, and all of them would be asked again",
+        remedy="Name another table in output.to.",
+    )
+
+
+def _is_read(source: InputSpec, target: TableTarget, env: Mapping[str, str]) -> bool:
+    """True if the input reads a table."""
+    if not source.statement:
+        return False
+    if source.format == "postgres" and target.path is None:
+        address, *_ = server_parts(source.shown, "query", "table")
+        read_from = Server(address, env)
+        written_to = Server(target.shown, env)
+        return reads_table(read_from, source.statement, written_to, target.table)
+    if source.path == target.path and source.path.is_file():
+        return target.table.lower() in tables_read(source.path, source.statement, source.shown)
+    return False

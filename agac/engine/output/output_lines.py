@@ -1,4 +1,4 @@
-"""The rows of a run as lines of the JSON files and as rows of tables."""
+"""Makes lines of the JSON files, and rows of tables, of the rows of a run."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from agac.store.runs import RunRecord
 
 
 def order_key(level: int, ordinal: int | None, row_id: RowId) -> list[Any]:
-    """Where a row stands: among those of its level by the row of the input above it, without one
-    by its id."""
+    """Returns the key by which rows are in order: of a level by the row of the input above them,
+    or by their ids if there is none."""
     if ordinal is not None:
         return [level, ordinal]
     return [level, isinstance(row_id, str), row_id]
 
 
 def is_grouped(stages: Sequence[StageNode], maker: StageNode | None) -> bool:
-    """Whether the rows of this maker are groups, or were made of them: no row of the input stands
-    behind one."""
-    return any(one.makes == "groups" for one in descent(stages, maker))
+    """True if the rows of this maker are groups, or were made of groups, so that they have no row
+    of the input."""
+    return any(stage.makes == "groups" for stage in descent(stages, maker))
 
 
 def own_id(row: ExportRow, data: Fields, id_field: str | None) -> RowId | None:
-    """The row's own id, an integer where it stands as one in the row; None where a row number
-    stands for one."""
+    """Returns the row's own id, an integer if it is one in the row; None if it has only a row
+    number."""
     if id_field is None:
         return row.id
     if not isinstance(row.id, str) or row.error_type == ErrorType.DUPLICATE_ID:
         return None
-    own = data.get(id_field)
-    # not of one that was made unique (`suffix`)
-    if type(own) is int and str(own) == row.id:
-        return own
+    value = data.get(id_field)
+    # they differ if the id was made unique (`suffix`)
+    if type(value) is int and str(value) == row.id:
+        return value
     return row.id
 
 
@@ -56,27 +56,35 @@ _decode = json.JSONDecoder().raw_decode
 
 
 def decoded(stored: str) -> JSONValue:
-    """The value of stored JSON, which has no white space around it: `json.loads` costs three times
-    as much."""
+    """Reads stored JSON, which has no white space around it: `json.loads` costs three times as
+    much."""
     return _decode(stored)[0]
 
 
 def fields_of(row: ExportRow) -> Fields:
+    """Returns the fields of a row: those that it had in the end, if they are known."""
     if row.form is not None:
         return row.form
     return decoded(row.data) or {}
 
 
 class Lines:
-    """Some rows as the lines of the output files; with a `layout` also as rows of tables. Where
-    they are merged with the fields of their rows (`merge`), the results in the JSON files are too.
-    `by_line`: rows of tables have the line of the text file that they were. `marks`: among the
-    values a row that failed is its envelope."""
+    """Some rows as the lines of the output files, and as rows of tables."""
 
     def __init__(
-        self, rows: Iterable[ExportRow], include_input: bool, layout: TableLayout | None = None,
-        merge: Merge | None = None, *, by_line: bool = False, marks: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        rows: Iterable[ExportRow],
+        include_input: bool,
+        layout: TableLayout | None = None,
+        merge: Merge | None = None,
+        *,
+        by_line: bool = False,
+        marks: bool = False,
+    ) -> None:
+        """There are rows of tables only with a `layout`. `merge`: how results are merged with the
+        fields of their rows, in the JSON files, too. `by_line`: rows of tables have the number of
+        the line of a text file that they were. `marks`: the value of a failed row is its
+        envelope."""
         self._include_input = include_input
         self._layout = layout
         self._merge = merge
@@ -95,102 +103,117 @@ class Lines:
             self._add(row)
 
     def _add(self, row: ExportRow) -> None:
-        """Adds a row; one without an outcome, or dropped, has no line. Where all results were
-        skipped it is null."""
-        layout = self._layout
+        """Adds a row. A row without an outcome, or that was dropped, has no line."""
         if row.state == State.SKIPPED or (row.state == State.DONE and row.value is not None):
-            value = row.value if row.value is not None else "null"
-            if layout is not None:
-                data = fields_of(row)
-                result = decoded(value)
-                cells = layout.cells(layout.merger.record(data, result), None, row.sources)
-                if self._merge is not None:
-                    record = layout.merger.value(data, result)
-                else:
-                    record = result
-                self.rows.append(
-                    OutputRow(
-                        own_id(row, data, layout.id_field), cells, record, line=self._line(row)
-                    )
-                )
-                value = encode(record) if self._merge not in PLAIN_MERGES else value
-            self.results.append(self._envelope(row, value, None, with_input=self._include_input))
-            self.values.append(value)
-        elif (failed := row.error) is not None:
-            if layout is not None:
-                data = fields_of(row)
-                why = f"{failed.type}: {failed.message}"
-                cells = layout.cells(layout.merger.failed(data), why, row.sources)
-                self.rows.append(
-                    OutputRow(own_id(row, data, layout.id_field), cells, None, why, self._line(row))
-                )
-            self.results.append(self._envelope(row, None, failed, with_input=self._include_input))
-            self.errors.append(self._envelope(row, None, failed, with_input=True))
-            if self._marks:
-                self.values.append(sinks.envelope(row.id, row.ordinal, None, failed))
+            self._add_result(row)
+            return
+        error = row.error
+        if error is not None:
+            self._add_error(row, error)
+
+    def _add_result(self, row: ExportRow) -> None:
+        """Adds a row with a result, which is null if all results were skipped."""
+        layout = self._layout
+        value = row.value if row.value is not None else "null"
+        if layout is not None:
+            data = fields_of(row)
+            result = decoded(value)
+            cells = layout.cells(layout.merger.record(data, result), None, row.sources)
+            record = result if self._merge is None else layout.merger.value(data, result)
+            row_id = own_id(row, data, layout.id_field)
+            self.rows.append(OutputRow(row_id, cells, record, line=self._line(row)))
+            if self._merge not in PLAIN_MERGES:
+                value = encode(record)
+        self.results.append(self._envelope(row, value, None, with_input=self._include_input))
+        self.values.append(value)
+
+    def _add_error(self, row: ExportRow, error: RowError) -> None:
+        """Adds a row that failed."""
+        layout = self._layout
+        if layout is not None:
+            data = fields_of(row)
+            why = f"{error.type}: {error.message}"
+            cells = layout.cells(layout.merger.failed(data), why, row.sources)
+            row_id = own_id(row, data, layout.id_field)
+            self.rows.append(OutputRow(row_id, cells, None, why, self._line(row)))
+        self.results.append(self._envelope(row, None, error, with_input=self._include_input))
+        self.errors.append(self._envelope(row, None, error, with_input=True))
+        if self._marks:
+            self.values.append(sinks.envelope(row.id, row.ordinal, None, error))
 
     def _envelope(
         self, row: ExportRow, value: str | None, error: RowError | None, *, with_input: bool
     ) -> str:
+        """Makes the envelope of a row."""
         about = {"how": row.how, "sources": row.sources}
         return sinks.envelope(row.id, row.ordinal, value, error, row.data, with_input, about)
 
     def _line(self, row: ExportRow) -> int | None:
-        """The line of a text file that the row was; None where that is not asked for or not
-        known."""
-        if self._by_line:
-            number = (decoded(row.data) or {}).get("line_number")
-        else:
-            number = None
+        """Returns the number of the line of a text file that the row was; None if that is not
+        wanted or not known."""
+        if not self._by_line:
+            return None
+        number = (decoded(row.data) or {}).get("line_number")
         return number if type(number) is int else None
 
 
 async def filtered_lines(
     database: Database, run: RunRecord
 ) -> AsyncIterator[list[tuple[Any, str]]]:
-    """The lines of filtered.jsonl, each after the key that orders it, some hundred at a time: one
-    for each row that a stage made leave, with the guard and the values that it looked at,
-    `{"id","row_number","stage","when","values"}`, then `input` if included: of a row that a stage
-    made, the fields with which it left. A row that repeats an id has no stage, but the number of
-    the `kept_row`. Rows of the input come first, in order, those that a function gave in the place
-    of one where it stands; then level by level those that stages made, in the order of the rows
-    that they come from, and groups by their ids."""
+    """Yields the lines of filtered.jsonl, some hundred at a time, each with its `order_key` before
+    it.
+
+    There is one for each row that a stage filtered out, with the guard and the values that it
+    looked at, `{"id","row_number","stage","when","values"}`, then `input` if included: of a row
+    that a stage made, the fields with which it left. A row that repeats an id has no stage, but
+    the number of the `kept_row`.
+
+    Rows of the input come first, in order; those that a function gave are in the place of their
+    row. Then, level by level, come those that stages made, in the order of the rows that they were
+    made of, and groups by their ids."""
     definition = await runs.definition_of(database, run.id)
     stages = recorded_stages(definition)
-    views = RowViews(stages, definition["vars"], database)
-    for level, maker in enumerate(
-        (None, *(stage for stage in stages if stage.makes not in (None, "rows")))
-    ):
+    filtered = _FilteredRows(database, run, definition)
+    makers = [stage for stage in stages if stage.makes not in (None, "rows")]
+    for level, maker in enumerate((None, *makers)):
         async for rows in WrittenRows(database, run.id, stages, descent(stages, maker)).rows():
             left = [row for row in rows if row.state in (State.FILTERED, State.DROPPED)]
-            lines = list[tuple[Any, str]]()
-            kept = await kept_rows(
-                database, run.id, [row.id for row in left if row.state == State.DROPPED]
-            )
-            why = await why_filtered(database, [row.key for row in left])
-            if run.include_input:
-                seen = await views.ended([row.key for row in left if row.made])
+            yield await filtered.lines(level, left)
+
+
+class _FilteredRows:
+    """Makes the lines of rows that left a run."""
+
+    def __init__(self, database: Database, run: RunRecord, definition: dict[str, Any]) -> None:
+        self._database = database
+        self._run = run
+        self._stages = recorded_stages(definition)
+        self._views = RowViews(self._stages, definition["vars"], database)
+        self._rule: str = definition["input"]["on_duplicate_id"]
+
+    async def lines(self, level: int, rows: Sequence[ExportRow]) -> list[tuple[Any, str]]:
+        """Makes the lines of rows of a level."""
+        repeated = [row.id for row in rows if row.state == State.DROPPED]
+        kept = await kept_rows(self._database, self._run.id, repeated)
+        reasons = await why_filtered(self._database, [row.key for row in rows])
+        views = {}
+        if self._run.include_input:
+            views = await self._views.ended([row.key for row in rows if row.made])
+        lines = []
+        for row in rows:
+            about: dict[str, Any] = {"id": row.id, "row_number": row.ordinal}
+            data = row.data
+            position, note = reasons.get(row.key, (None, ""))
+            if position is None:
+                about["stage"] = None
+                about["on_duplicate_id"] = self._rule
+                about["kept_row"] = kept.get(row.id)
             else:
-                seen = {}
-            for row in left:
-                about = {"id": row.id, "row_number": row.ordinal}
-                position, note = why.get(row.key, (None, ""))
-                data = row.data
-                if position is None:
-                    policy = definition["input"]["on_duplicate_id"]
-                    about |= {
-                        "stage": None,
-                        "on_duplicate_id": policy,
-                        "kept_row": kept.get(row.id),
-                    }
-                else:
-                    about |= {"stage": stages[position].name, **json.loads(note)}
-                    if row.key in seen:
-                        data = snapshot(seen[row.key].data(stages[position]))
-                    else:
-                        data = data
-                tail = f',"input":{data}' if run.include_input else ""
-                lines.append(
-                    (order_key(level, row.ordinal, row.id), f"{encode(about)[:-1]}{tail}}}")
-                )
-            yield lines
+                stage = self._stages[position]
+                about |= {"stage": stage.name, **json.loads(note)}
+                if row.key in views:
+                    data = snapshot(views[row.key].data(stage))
+            tail = f',"input":{data}' if self._run.include_input else ""
+            key = order_key(level, row.ordinal, row.id)
+            lines.append((key, f"{encode(about)[:-1]}{tail}}}"))
+        return lines

@@ -100,14 +100,14 @@ PackNames = Annotated[tuple[ContentHash, ...], Field(max_length=200_000)]
 
 
 class LeaseEntry(SharedObject):
-    """Which process took a shard. Its `mark` tells it from others."""
+    """The process that took a shard. Its `mark` tells it from others."""
 
     free: bool = False
     """True if the process gave the shard back."""
 
 
 class ShardStatus(SharedObject):
-    """How a shard is."""
+    """The status of a shard."""
 
     number: ShardNumber
     """The number of the shard, from 1."""
@@ -165,7 +165,7 @@ class PaidCalls(SharedObject):
 
 
 class ShardManifest(SharedObject):
-    """How an invocation of a shard ended."""
+    """The end of an invocation of a shard."""
 
     status: ShardStatus
     """How the shard was at the end."""

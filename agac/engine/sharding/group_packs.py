@@ -57,7 +57,7 @@ ShardName = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,5}-of-[0-9]{1,5}
 
 
 class GivenMembers(SharedObject):
-    """What a shard gave to groups of a stage."""
+    """The members that a shard gave to groups of a stage."""
 
     store: Line
     """The token of its store."""

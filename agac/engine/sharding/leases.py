@@ -51,7 +51,7 @@ class Grants(SharedObject):
 
 
 class SharedLimits:
-    """What a shard shares with the others.
+    """Shares budgets and lanes of a shard with the other shards.
 
     It lends itself parts of the budgets, and gives back at its end what it did not spend. Its lanes
     are cut to its share of what accounts take."""
@@ -95,14 +95,14 @@ class SharedLimits:
         Shards that stopped before say nothing about this time."""
         self._share(self.processes)
         self._known = {*await self._folder.names(STOPPED)}
-        await self._write(lambda: {one.name: self._kept(one) for one in self._balances})
+        await self._write(lambda: {each.name: self._kept(each) for each in self._balances})
 
     async def end(self) -> None:
         """Gives back what was not spent, and tells the others why it stops. What is set aside for
         open batches stays."""
         try:
             await self._tell()
-            await self._write(lambda: {one.name: one.used for one in self._balances})
+            await self._write(lambda: {each.name: each.used for each in self._balances})
         except AgacError as error:
             _log.warning(
                 "shard %s did not give back what it had left: %s", self._lease.shard, error.message
@@ -238,10 +238,13 @@ class SharedLimits:
     async def heard(self, alive: Mapping[int, ShardStatus]) -> None:
         """Takes in how the other shards are. The run stops if one of them stopped for all, or too
         many rows failed in all."""
-        others = [one for one in alive.values() if one.number != self._lease.shard.number]
+        own = self._lease.shard.number
+        others = [status for status in alive.values() if status.number != own]
         if self._lease.clock() >= self._began + SETTLED:
-            self._share(1 + sum(one.state == "running" for one in others))
-        self._errors |= {one.mark: one.errors for one in others if one.at >= self._began}
+            self._share(1 + sum(status.state == "running" for status in others))
+        self._errors |= {
+            status.mark: status.errors for status in others if status.at >= self._began
+        }
         self._stops.failed_elsewhere(sum(self._errors.values()))
         await self._tell()
         for name in sorted({*await self._folder.names(STOPPED)} - self._known):

@@ -45,7 +45,7 @@ _log = logging.getLogger("agac.shard")
 
 @dataclass(frozen=True, slots=True)
 class WorkingShard:
-    """What a shard shares of its invocation while that works."""
+    """The parts of an invocation that its shard uses."""
 
     database: Database
     """The shard's own store."""
@@ -66,7 +66,7 @@ class WorkingShard:
 
 
 class ShardEnd(NamedTuple):
-    """How an invocation of a shard ended."""
+    """The end of an invocation of a shard."""
 
     run: int
     """The number of the run in the shard's store."""

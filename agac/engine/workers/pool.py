@@ -86,7 +86,7 @@ class Chunk:
 
 
 class Ended(NamedTuple):
-    """What came of an item."""
+    """The outcome of an item."""
 
     number: int
     """The number of the item."""
@@ -100,7 +100,8 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a worker gets when it starts. Only the keys of simulators in it are secret."""
+    """The settings that a worker gets when it starts. Only the keys of simulators in it are
+    secret."""
 
     root: str
     """The project's folder on the worker's machine."""
@@ -119,7 +120,7 @@ class WorkerSetup:
 
 
 class WorkerFacts(NamedTuple):
-    """What a worker says of itself."""
+    """The facts that a worker tells about itself."""
 
     node: str
     """Its machine."""

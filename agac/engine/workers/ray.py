@@ -1,6 +1,8 @@
-"""Workers as actors of Ray: how a cluster is found, or started for a run, and how its processes
-are talked to. Nothing else imports this module, nor Ray. Where that is not installed importing it
-raises UsageError."""
+"""Runs workers as actors of Ray: finds a cluster, or starts one for a run, and talks to its
+processes.
+
+No other module imports this one, or Ray. If Ray is not installed, the import raises
+UsageError."""
 
 from __future__ import annotations
 
@@ -31,67 +33,82 @@ from agac.spec.project_models import ExecutorFile
 if lack := lack_of("executor: ray", "ray"):
     raise UsageError(lack, remedy="Or run on this machine alone: --executor local.")
 
-# Ray reads it when it is imported: nothing is sent to its makers
+# Ray reads this when it is imported: nothing is sent to its makers
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 from ray.exceptions import RayError
 
 NAMESPACE = "agac"
-# seconds in which a cluster has to take a connection and greet; Ray itself would wait for minutes
+
 REACHED_S = 5.0
-CONNECT_S = 30.0  # seconds in which Ray has to be connected to a cluster that is there
-# seconds in which Ray has to start a cluster on this machine, which takes 6 s where nothing else
-# works
+"""Seconds in which a cluster has to take a connection and greet; Ray itself would wait for
+minutes."""
+
+CONNECT_S = 30.0
+"""Seconds in which Ray has to connect to a cluster that is there."""
+
 START_S = 120.0
-# times in a row that its head takes none, BEAT seconds apart; after 60 s Ray ends the whole process
+"""Seconds in which Ray has to start a cluster on this machine, which takes 6 s if nothing else
+works."""
+
 MISSED = 4
+"""How often in a row the head of a cluster may take no connection, BEAT seconds apart. After 60 s
+Ray ends the whole process."""
+
 HERE = "Or run on this machine alone: --executor local."
-# shared memory of a cluster that is started here: what goes to and fro is small
+
 STORE_BYTES = 200 << 20
+"""Shared memory of a cluster that is started here: little is sent to and from workers."""
 
 FRAME = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""A frame of settings, without any: with one, both sides of an HTTP/2 connection, and so one of
-gRPC, begin."""
+"""A frame without settings: both sides of an HTTP/2 connection, and so of gRPC, begin with one."""
+
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + FRAME
-ADDRESS_BYTES = 300  # of a file that names a cluster
+
+ADDRESS_BYTES = 300
+"""Bytes of a file that names a cluster."""
 
 T = TypeVar("T")
 _log = logging.getLogger("agac.workers")
 
 
 class _Actor:
-    """The process: a ChunkWorker, and a mark of its own by which another one that takes its place
-    is known."""
+    """A ChunkWorker in a process of Ray, with a mark that tells it from another that takes its
+    place."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._worker = ChunkWorker(setup)
         self._mark = os.urandom(8).hex()
 
     async def hello(self) -> tuple[str, WorkerFacts]:
+        """Returns its mark, and what it is."""
         return self._mark, await self._worker.hello()
 
     async def take(self, mark: str, chunk: Chunk) -> None:
+        """Begins with a chunk, if it has this mark."""
         if mark != self._mark:
             raise WorkerLost("another process is in its place")
         await self._worker.take(chunk)
 
     async def collect(self, mark: str) -> tuple[list[Ended], list[str]]:
+        """Returns what ended, and warnings, if it has this mark."""
         if mark != self._mark:
             raise WorkerLost("another process is in its place")
         ended = await self._worker.collect()
-        said, self._worker.said[:] = self._worker.said[:], []
-        return ended, said
+        warned = list(self._worker.said)
+        self._worker.said.clear()
+        return ended, warned
 
 
 class RayWorker:
-    """An actor as the pool sees it. Ray starts its process again, perhaps on another machine, as
-    often as it ends."""
+    """An actor as the pool sees it. Ray starts its process again, perhaps on another machine,
+    whenever it ends."""
 
     def __init__(self, name: str, setup: WorkerSetup, gone: asyncio.Future[str]) -> None:
         """`gone` gets the address of the cluster once nothing answers there any more."""
-        # only agac repeats, and counts it: Ray starts a new process, and nothing of what the old
-        # one had
+        # only agac repeats calls, and counts them: Ray starts a new process, without any task of
+        # the old one
         how = ray.remote(_Actor).options(
             num_cpus=1, max_restarts=-1, max_task_retries=0, max_concurrency=100
         )
@@ -102,7 +119,7 @@ class RayWorker:
         self.actor: Any = how.remote(setup)
 
     async def hello(self) -> WorkerFacts:
-        """See Worker. It waits for as long as the cluster has no room for the process."""
+        """Does what Worker says. It waits as long as the cluster has no room for the process."""
         facts: WorkerFacts
         self._mark, facts = await self._ask("hello")
         problem = _refusal(facts, self._setup)
@@ -112,31 +129,32 @@ class RayWorker:
         return facts
 
     async def take(self, chunk: Chunk) -> None:
-        """See Worker."""
+        """Does what Worker says."""
         await self._ask("take", self._mark, chunk)
 
     async def collect(self) -> list[Ended]:
-        """See Worker."""
+        """Does what Worker says."""
         ended: list[Ended]
-        ended, said = await self._ask("collect", self._mark)
-        for text in said:
+        ended, warnings_of_worker = await self._ask("collect", self._mark)
+        for text in warnings_of_worker:
             _log.warning("%s", text)
         return ended
 
-    async def _ask(self, what: str, *given: Any) -> Any:
-        """What the actor's method gives. Raises WorkerLost, what the method raises on purpose, and
-        AgacError where there is no cluster any more."""
-        waiting = (loop := asyncio.get_running_loop()).create_future()
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the actor. Raises WorkerLost, what the method raises on purpose, and
+        AgacError if there is no cluster any more."""
+        loop = asyncio.get_running_loop()
+        waiting = loop.create_future()
 
-        def end(ended: Any) -> None:  # in a thread of Ray's, perhaps when nobody waits any more
-            with suppress(RuntimeError):  # nor is there a loop
+        def end(ended: Any) -> None:  # in a thread of Ray's
+            with suppress(RuntimeError):  # the loop may be closed by now
                 loop.call_soon_threadsafe(waiting.set_result, ended)
 
         try:
             if not ray.is_initialized():
                 raise ConnectionError("the connection is lost")
-            # which may not be cancelled
-            getattr(self.actor, what).remote(*given).future().add_done_callback(end)
+            # Ray's future may not be cancelled
+            getattr(self.actor, method).remote(*arguments).future().add_done_callback(end)
             await asyncio.wait((waiting, self._gone), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 raise ConnectionError(f"nothing answers at {self._gone.result()}")
@@ -152,9 +170,7 @@ class RayWorker:
                     "a machine of the Ray cluster has no agac", remedy=remedy
                 ) from error
             raise WorkerLost(text) from error
-        except (
-            ConnectionError
-        ) as error:  # of Ray Client, too, which tried for a while, and does so no more
+        except ConnectionError as error:  # also of Ray Client, which tried for a while
             remedy = f"All that came is stored: run the same command again. {HERE}"
             raise AgacError(f"the Ray cluster is gone: {_reason(error)}", remedy=remedy) from error
         except RuntimeError as error:
@@ -162,22 +178,20 @@ class RayWorker:
 
 
 def _reason(error: BaseException) -> str:
-    """The line of Ray's error that says what is the matter; the rest names ids."""
-    lines = [line.strip() for line in split_lines(str(error)) if line.strip()] or [
-        type(error).__name__
-    ]
-    found = [
-        line
-        for line in lines
-        if line.startswith(("The actor is dead because", "ModuleNotFoundError"))
-    ]
-    # a traceback is between them
+    """Returns the line of Ray's error that says what is wrong; the rest names ids."""
+    lines = [line.strip() for line in split_lines(str(error)) if line.strip()]
+    if not lines:
+        return type(error).__name__
+    for line in reversed(lines):
+        if line.startswith(("The actor is dead because", "ModuleNotFoundError")):
+            return line[:300]
+    # a traceback is between the first line and the last one
     first = f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") else lines[0]
-    return (found[-1] if found else first)[:300]
+    return first[:300]
 
 
 def _refusal(facts: WorkerFacts, setup: WorkerSetup) -> UsageError | None:
-    """Why a worker cannot be used, with its machine."""
+    """Makes the error of a worker that cannot be used, with its machine; None: it can."""
     who = f"the worker on {facts.node}"
     ours = (version("agac"), platform.python_version())
     if (facts.agac, facts.python.rpartition(".")[0]) != (ours[0], ours[1].rpartition(".")[0]):
@@ -204,15 +218,15 @@ def _refusal(facts: WorkerFacts, setup: WorkerSetup) -> UsageError | None:
 async def open_workers(
     settings: ExecutorFile, setup: WorkerSetup, env: Mapping[str, str]
 ) -> AsyncIterator[Sequence[RayWorker]]:
-    """Workers of a cluster, for the time of the block: see OpenWorkers. Raises UsageError,
+    """Opens workers of a cluster for the block, as OpenWorkers says. Raises UsageError,
     AgacError."""
-    own = not ray.is_initialized()
-    gone = asyncio.get_running_loop().create_future()
     # else the program that uses agac is connected already
-    address, started = await _connected(settings, env) if own else (None, None)
+    connects = not ray.is_initialized()
+    gone = asyncio.get_running_loop().create_future()
+    address, started = await _connected(settings, env) if connects else (None, None)
     printer: Any = ray._private.worker  # untyped
     printed = printer.print_to_stdstream
-    if own:  # what Ray would write to standard output, of who died, is said here, too
+    if connects:  # Ray would write to standard output that a process died, which is logged here
         printer.print_to_stdstream = lambda *_, **__: None
     is_client: Any = ray.util.client.ray.is_connected  # untyped
     watching = asyncio.create_task(
@@ -228,7 +242,7 @@ async def open_workers(
     finally:
         watching.cancel()
         try:
-            if own:
+            if connects:
                 await _asked(partial(_end, started))
         finally:
             printer.print_to_stdstream = printed
@@ -237,7 +251,7 @@ async def open_workers(
 def _workers(
     settings: ExecutorFile, setup: WorkerSetup, gone: asyncio.Future[str]
 ) -> list[RayWorker]:
-    """As many workers as the settings say, else one for each CPU."""
+    """Makes as many workers as the settings say, else one for each CPU."""
     resources: Any = ray.cluster_resources  # untyped
     count = settings.workers or int(resources().get("CPU", 0)) or 1
     return [RayWorker(str(number), setup, gone) for number in range(1, count + 1)]
@@ -252,8 +266,8 @@ def _dismiss(workers: Sequence[RayWorker]) -> None:
 
 
 async def _watch(head: str | None, gone: asyncio.Future[str]) -> None:
-    """Says when the head is gone. (Where its address is not known, a client hears of it by its own
-    connection.)"""
+    """Sets `gone` when the head of a cluster is gone. If its address is not known, a client
+    notices that by its own connection."""
     missed = 0
     while head and missed < MISSED:
         await asyncio.sleep(BEAT)
@@ -266,31 +280,34 @@ async def _watch(head: str | None, gone: asyncio.Future[str]) -> None:
         gone.set_result(head)
 
 
-# How a cluster is found, and Ray connected to it. Ray waits in C++ and in gRPC, and neither Ctrl-C
-# nor a time-out gets there, so it is called in threads that the end of the process does not wait
-# for.
+# A cluster is found, and Ray connected to it. Ray waits in C++ and in gRPC, and neither Ctrl-C nor
+# a time-out gets there, so it is called in threads that the end of the process does not wait for.
 
 
 class _Named(NamedTuple):
-    """A cluster: its `address`, and how a message names what says so."""
+    """A cluster that is named somewhere."""
 
     address: str
+    """Its address."""
     by: str
+    """What names it, for messages."""
 
 
 class _Started(NamedTuple):
-    """A cluster that was started for a run: its `folder`. `over` keeps the thread that started it,
-    since Linux ends Ray's processes with that one."""
+    """A cluster that was started for a run."""
 
     folder: Path
+    """Its folder."""
     over: threading.Event
+    """Keeps the thread that started it until it is set: Linux ends Ray's processes with that
+    thread."""
 
 
 async def _connected(
     settings: ExecutorFile, env: Mapping[str, str]
 ) -> tuple[str | None, _Started | None]:
-    """Connects Ray to the cluster that is meant, and gives its address; or starts one. Raises
-    AgacError where that does not succeed in time."""
+    """Connects Ray to the cluster that is meant, and returns its address; or starts one. Raises
+    AgacError if that does not succeed in time."""
     at = "the Ray cluster"
     late = f"could not be looked for within {CONNECT_S:g} s"
     try:
@@ -322,7 +339,7 @@ async def _connected(
 
 
 async def _asked(work: Callable[[], T]) -> T:
-    """What Ray gives once it is connected. Raises AgacError where it gives nothing in time."""
+    """Calls Ray once it is connected. Raises AgacError if it does not return in time."""
     try:
         return await _within(CONNECT_S, work)
     except TimeoutError:
@@ -338,9 +355,10 @@ async def _within(
     undo: Callable[[], None] = lambda: None,
     over: threading.Event | None = None,
 ) -> T:
-    """What `work` gives, in a thread that ends with the process at the latest; with `over`, it
-    stays until that is set. Raises TimeoutError. If `work` succeeds when nothing waits for it any
-    more, `undo` is called."""
+    """Does `work` in a thread, and returns its result. Raises TimeoutError.
+
+    The thread ends with the process at the latest; with `over`, it stays until that is set. If
+    `work` succeeds after the time is over, `undo` is called."""
     loop = asyncio.get_running_loop()
     waiting: asyncio.Future[T] = loop.create_future()
 
@@ -357,7 +375,7 @@ async def _within(
     def carry_out() -> None:
         try:
             value = work()
-        except BaseException as error:  # noqa: BLE001  (it is raised where the thread is waited for)
+        except BaseException as error:  # noqa: BLE001  (it is raised where it is waited for)
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(refuse, error)
             return
@@ -375,13 +393,13 @@ async def _within(
 
 def _init(**how: Any) -> None:
     """Connects Ray, or starts a cluster."""
-    with warnings.catch_warnings(action="ignore"):  # of Ray Client, of what is said here
+    with warnings.catch_warnings(action="ignore"):  # Ray Client warns of what is logged here
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL, **how)
 
 
 def _start(settings: ExecutorFile, started: _Started) -> None:
-    """Starts a cluster that ends with this process, in a folder that no other user gets at: into
-    its own one Ray lets all of them write."""
+    """Starts a cluster that ends with this process, in a folder that no other user can open: Ray
+    lets all users write into its own one."""
     cpus = settings.workers and max(settings.workers, os.cpu_count() or 1)
     try:
         _init(
@@ -406,8 +424,8 @@ def _end(started: _Started | None) -> None:
 
 
 def _meant(settings: ExecutorFile, env: Mapping[str, str]) -> _Named | None:
-    """The cluster that is meant, which greets; None: one is to be started. Raises AgacError where
-    one that was named does not greet."""
+    """Returns the cluster that is meant, which greets; None: one is to be started. Raises
+    AgacError if one that was named does not greet."""
     by = "executor.ray"
     address = settings.ray
     if address == "auto":
@@ -426,16 +444,18 @@ def _meant(settings: ExecutorFile, env: Mapping[str, str]) -> _Named | None:
 
 
 def _found(env: Mapping[str, str]) -> _Named | None:
-    """The cluster that this user started on this machine, if it greets; None: there is none. What
-    another user may have written or may serve is ignored, and a message says so: who serves a
-    cluster is given the rows of the run."""
-    folder = env.get("RAY_TMPDIR") or env.get("TMPDIR") or "/tmp"  # noqa: S108 - where Ray itself looks
+    """Finds the cluster that this user started on this machine, if it greets; None: there is none.
+
+    What another user may have written or may serve is ignored, which is logged: whoever serves a
+    cluster gets the rows of the run."""
+    # where Ray itself looks
+    folder = env.get("RAY_TMPDIR") or env.get("TMPDIR") or "/tmp"  # noqa: S108
     file = Path(folder, "ray", "ray_current_cluster")
     try:
         text = own_bytes(file, ADDRESS_BYTES).decode("ascii", "replace").strip()
         if not re.fullmatch(r"[\w.:\[\]-]+:\d{1,5}", text):
             raise NotOurs(f"{file} does not hold an address")
-        if _problem(text):  # what a cluster left that was killed is there for ever
+        if _problem(text):  # the file of a killed cluster is never removed
             return None
         owner = listener_of(text)
         if owner not in (None, os.geteuid()):
@@ -453,7 +473,7 @@ def _found(env: Mapping[str, str]) -> _Named | None:
 
 
 def _problem(address: str) -> str:
-    """Why a cluster cannot be at an address; empty where it may be."""
+    """Says why a cluster cannot be at an address; empty: it may be there."""
     connection = _reached(address)
     if connection is None:
         return "nothing takes connections there"
@@ -476,7 +496,7 @@ def _problem(address: str) -> str:
 
 
 def _reached(address: str) -> socket.socket | None:
-    """A connection to what listens at an address; None: nothing does."""
+    """Connects to what listens at an address; None: nothing does."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     with suppress(OSError, ValueError):
         return socket.create_connection((host.strip("[]"), int(port)), REACHED_S)
@@ -484,7 +504,7 @@ def _reached(address: str) -> socket.socket | None:
 
 
 def _answers(address: str) -> bool:
-    """Whether anything takes connections at an address."""
+    """True if anything takes connections at an address."""
     connection = _reached(address)
     if connection is not None:
         connection.close()

@@ -211,7 +211,8 @@ class ChunkWorker:
             reply: HttpReply | Fault = await send(
                 item.body, item.timeout, within=item.within, fresh=item.fresh, **more
             )
-        except Exception as error:  # noqa: BLE001 - the worker's outermost frame: a fault of agac's costs one call
+        # the worker's outermost frame: a fault of agac's costs one call
+        except Exception as error:  # noqa: BLE001
             message = (
                 f"the worker on {socket.gethostname()} could not ask: "
                 f"{type(error).__name__}: {error}"
@@ -325,7 +326,8 @@ class ChunkWorker:
                     self._objects += 1
                     name = f"{FOLDER}/{self._setup.token}/{chunk}/{self._objects}.replies"
                     await self._remote.create(name, packed_replies(of_chunk))
-        except Exception as error:  # noqa: BLE001 - the worker's outermost frame: replies count without the remote
+        # the worker's outermost frame: replies count without the remote
+        except Exception as error:  # noqa: BLE001
             self._warn(f"no answer in {REMOTE:g} s" if isinstance(error, TimeoutError) else error)
 
     def _warn(self, why: object) -> None:
