@@ -24,6 +24,7 @@ from agac.api.sync import blocking
 from agac.api.versions import Version, project_at, refuse_empty, version_of
 from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error
 from agac.core.types import JSONValue, Report, RowId, Schema
+from agac.engine.forecast.baseline import InvocationChoice
 from agac.engine.forecast.forecasts import PlanReport
 from agac.engine.invocation import Scope
 from agac.plan.changes import Change, changes_of, settings_changes
@@ -332,7 +333,7 @@ async def _plan_report(
         return None
     rows = partial(checked.rows, plan.selection)
     async with open_for_reading(opened.store) as database:
-        return await planned(database, plan, Scope(None, True), rows)
+        return await planned(database, plan, InvocationChoice(scope=Scope(None, True)), rows)
 
 
 def _not_compared(name: str, problems: Sequence[Problem]) -> Problem:

@@ -28,12 +28,17 @@ from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
 from agac.engine.ask.limits import Amount, balances_of
 from agac.engine.ask.limits import facts as budget_facts
-from agac.engine.forecast.baseline import Baseline, BaselineRun, RemoteAnswers
+from agac.engine.forecast.baseline import (
+    Baseline,
+    BaselineRun,
+    InvocationChoice,
+    RemoteAnswers,
+)
 from agac.engine.forecast.dry_run import Rows, dry_run
 from agac.engine.forecast.estimate import call_seconds, estimate
 from agac.engine.forecast.forecasts import PlanReport, needed
 from agac.engine.forecast.past_usage import PastRun, PastUsage
-from agac.engine.invocation import Retry, Scope, Work
+from agac.engine.invocation import Work
 from agac.engine.output.output_folder import lost_store
 from agac.engine.output.run_outputs import target_of
 from agac.engine.summary import RunSummary
@@ -94,9 +99,8 @@ async def plan_in(
         shared_answers(opened, missing) as remote,
     ):
         rows = partial(checked.rows, plan.selection)
-        report = await planned(
-            database, plan, scope, rows, fresh=options.fresh, show=show, remote=remote
-        )
+        choice = InvocationChoice(scope=scope, fresh=options.fresh)
+        report = await planned(database, plan, choice, rows, show=show, remote=remote)
         report.budgets = await _budgets(database, plan, report)
         loose = outside_strict(
             checked.workflow, checked.models, {one.name: one.schema for one in plan.asking}
@@ -134,34 +138,21 @@ async def plan_in(
 async def planned(
     database: Database | None,
     plan: Plan,
-    scope: Scope,
+    choice: InvocationChoice,
     rows: Rows | None,
     *,
-    run: int | None = None,
-    fresh: bool = False,
-    retry: Retry | None = None,
     show: int = 0,
     remote: RemoteAnswers | None = None,
 ) -> PlanReport:
-    """What a run would do, or what is left of `run`; without `rows` for the stored ones, as
-    `retry` chooses them."""
+    """What a run would do, or what is left of the run that is chosen; without `rows` for the
+    stored ones."""
     before = None
     if database is not None:
-        if run is None:
-            last = BaselineRun.of(database, plan)
+        if choice.run is None:
+            before = await BaselineRun.of(database, plan)
         else:
-            last = BaselineRun.read(database, run, continued=True)
-        before = await last
-    known = Baseline(
-        plan,
-        database,
-        before,
-        scope=scope,
-        now=time.time(),
-        fresh=fresh,
-        retry=retry,
-        remote=remote,
-    )
+            before = await BaselineRun.read(database, choice.run, continued=True)
+    known = Baseline(plan, database, before, choice, now=time.time(), remote=remote)
     return await dry_run(known, rows, show=show)
 
 
@@ -242,8 +233,9 @@ async def quote_of(database: Database, work: Work, summary: RunSummary) -> Quote
     stage = work.plan.asking[0]
     run = summary.run
     ended = summary.rows.total - summary.rows.open
-    (left,) = (await planned(database, work.plan, work.scope, rows)).stages
-    (done,) = (await planned(None, work.plan, work.scope, lambda: islice(rows(), ended))).stages
+    choice = InvocationChoice(scope=work.scope)
+    (left,) = (await planned(database, work.plan, choice, rows)).stages
+    (done,) = (await planned(None, work.plan, choice, lambda: islice(rows(), ended))).stages
     first = (
         await anext(FinalRows(await runs.definition_of(database, run)).rows(database, run), [])
     )[:FIRST_ROWS]
@@ -268,11 +260,14 @@ async def _expected(database: Database, work: Work) -> PlanReport:
     """What an invocation is expected to do: over the input, or over rows of the store."""
     retry = work.retry
     run = work.batching.resume_run
-    if retry is None and run is None:
-        return await planned(database, work.plan, work.scope, work.reading.rows, fresh=work.fresh)
-    return await planned(
-        database, work.plan, work.scope, None, run=retry.run if retry else run, retry=retry
-    )
+    if retry is not None:
+        choice = InvocationChoice(scope=work.scope, run=retry.run, retry=retry)
+    elif run is not None:
+        choice = InvocationChoice(scope=work.scope, run=run, open_alone=True)
+    else:
+        choice = InvocationChoice(scope=work.scope, fresh=work.fresh)
+    from_input = retry is None and run is None
+    return await planned(database, work.plan, choice, work.reading.rows if from_input else None)
 
 
 async def confirm_store(database: Database, work: Work, *, accept: bool = False) -> str | None:
@@ -360,7 +355,8 @@ async def confirm_changes(
     if canonical(before.definition) == canonical(plan.body):
         return
     report = await dry_run(
-        Baseline(plan, database, before, scope=work.scope, now=time.time()), work.reading.rows
+        Baseline(plan, database, before, InvocationChoice(scope=work.scope), now=time.time()),
+        work.reading.rows,
     )
     answered = sum(stage.answered for stage in report.stages)
     if not answered:

@@ -37,6 +37,7 @@ from agac.data.frames import frame
 from agac.engine.ask.limits import facts as budget_facts
 from agac.engine.batch.coordinator import Stale, batch_counts
 from agac.engine.finishing import Finishing, finishing
+from agac.engine.forecast.baseline import InvocationChoice
 from agac.engine.invocation import Work
 from agac.engine.output.export import Exported, export_run
 from agac.engine.output.run_outputs import Outputs, is_shown
@@ -373,9 +374,9 @@ async def _finishing(
     retry = work.retry
     totals = invocation.totals
     scope = work.scope if retry else replace(work.scope, retry_failed=False)
-    reads_input = retry is None and work.batching.resume_run is None
-    rows_of_input = work.reading.rows if reads_input else None
-    left = await planned(database, work.plan, scope, rows_of_input, run=invocation.run, retry=retry)
+    of_input = retry is None and work.batching.resume_run is None
+    choice = InvocationChoice(scope=scope, run=invocation.run, retry=retry)
+    left = await planned(database, work.plan, choice, work.reading.rows if of_input else None)
     if retry is None:
         counts = summary.rows
         settled = counts.done + counts.skipped + counts.failed + counts.dropped

@@ -22,6 +22,7 @@ from agac.api.watched_run import RowCount, Watch
 from agac.core.errors import SpecError, UsageError
 from agac.core.types import Row, RowId, counted, dollars
 from agac.data.sources import place_of
+from agac.engine.forecast.baseline import InvocationChoice
 from agac.engine.forecast.estimate import summed
 from agac.engine.forecast.forecasts import PlanReport
 from agac.engine.invocation import Scope
@@ -83,7 +84,9 @@ class SampledVersion:
 
     async def forecast(self, database: Database, chosen: Collection[RowId]) -> PlanReport:
         """Plans what asking these rows would take."""
-        return await planned(database, self.plan, self.scope, self.rows(chosen))
+        return await planned(
+            database, self.plan, InvocationChoice(scope=self.scope), self.rows(chosen)
+        )
 
     async def ask(
         self,

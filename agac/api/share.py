@@ -33,7 +33,7 @@ from agac.core.types import Report, Usd, counted
 from agac.data.object_store import ObjectStore
 from agac.engine.ask.validate import Checker
 from agac.engine.batch.control import Control
-from agac.engine.forecast.baseline import Baseline, BaselineRun
+from agac.engine.forecast.baseline import Baseline, BaselineRun, InvocationChoice
 from agac.engine.forecast.dry_run import dry_run
 from agac.engine.invocation import Scope
 from agac.plan.plan import make_plan
@@ -370,9 +370,8 @@ async def pull_in(
                     checked.workflow, checked.models, ready.root, chosen.selection(), None
                 )
                 before = await BaselineRun.of(database, plan)
-                baseline = Baseline(
-                    plan, database, before, scope=Scope(), now=time.time(), remote=shared
-                )
+                choice = InvocationChoice(scope=Scope())
+                baseline = Baseline(plan, database, before, choice, now=time.time(), remote=shared)
                 report = await dry_run(baseline, partial(checked.rows, plan.selection))
                 functions = [
                     one.name

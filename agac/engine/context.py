@@ -22,13 +22,14 @@ from agac.engine.totals import Totals
 from agac.engine.walk.derived_rows import RowDeriver
 from agac.engine.walk.effects import ActiveRow
 from agac.engine.walk.replay import RowViews
+from agac.engine.walk.waiting import WaitingRows
 from agac.plan.plan import Plan
 from agac.plan.render import Preparer, RowView
 from agac.plan.stage import AnyStage
 from agac.spec.graph import Levels, levels_of
-from agac.store.batches import Ready, key_accepted, ready_tasks, waiting_rows
+from agac.store.batches import Ready, key_accepted, ready_tasks
 from agac.store.db import Database
-from agac.store.decisions import Fixes, rows_decided, rows_waiting
+from agac.store.decisions import Fixes
 from agac.store.records import NewRow
 from agac.store.rows import PriorTask, StoredRow, prior_tasks
 from agac.store.writer import Ledger
@@ -195,44 +196,27 @@ class InvocationContext:
             return prior, {}
         return prior, await ready_tasks(database, keys)
 
+    @cached_property
+    def waiting(self) -> WaitingRows:
+        """Finds rows that wait for batches or people."""
+        return WaitingRows(
+            self.places.database,
+            {stage.name: stage.index for stage in self.plan.stages},
+            self.row_facts.batched,
+            self.reviews is not None,
+            self.row_facts.fixes.rows,
+        )
+
     async def merely_waiting(self, keys: Sequence[int]) -> dict[int, int]:
-        """Finds those of these rows that need not be walked, with the position of the stage at
-        which they wait: all there is to do for them is in batches, or up to people who have not
-        decided. Rows whose tasks an earlier invocation left unsent are walked."""
-        waiting = dict[int, int]()
-        if self.row_facts.batched and keys:
-            waiting |= await self._waiting_for_batches(keys)
-        if self.reviews is not None and keys:
-            waiting |= await self._waiting_for_people(keys)
-        return waiting
-
-    async def _waiting_for_batches(self, keys: Sequence[int]) -> dict[int, int]:
-        """Finds the rows for which batches brought nothing, and nobody decided anything."""
-        database = self.places.database
-        waiting = await waiting_rows(database, keys, self.places.event)
-        ready = await ready_tasks(database, keys)
-        decided = await self.decided_rows(keys)
-        return {
-            key: stage for key, stage in waiting.items() if key not in ready and key not in decided
-        }
-
-    async def _waiting_for_people(self, keys: Sequence[int]) -> dict[int, int]:
-        """Finds the rows that people have not decided about."""
-        positions = {stage.name: stage.index for stage in self.plan.stages}
-        waiting = await rows_waiting(self.places.database, keys, self.work.clocks.wall())
-        return {
-            key: positions[stage]
-            for key, stage in waiting.items()
-            if stage in positions and key not in self.row_facts.fixes.rows
-        }
+        """Those of these rows that need not be walked: see `WaitingRows.merely_waiting`. Of what
+        an earlier invocation left unsent it is seen whether rows still ask for it."""
+        return await self.waiting.merely_waiting(
+            keys, event=self.places.event, now=self.work.clocks.wall()
+        )
 
     async def decided_rows(self, keys: Sequence[int]) -> set[int]:
-        """Finds those of these rows about which people decided or set something that no run has
-        applied yet."""
-        decided = set[int]()
-        if self.reviews is not None and keys:
-            decided = await rows_decided(self.places.database, keys)
-        return decided | self.row_facts.fixes.rows.intersection(keys)
+        """Those of these rows about which people decided something that no run has taken up."""
+        return await self.waiting.decided(keys)
 
     def taken_up(
         self, new: NewRow, view: RowView, tasks: TasksOfRows, *, resumed: bool = False

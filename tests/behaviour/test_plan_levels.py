@@ -17,6 +17,7 @@ import agac
 from agac.api.plan import planned as what_is_left
 from agac.api.status import database_path
 from agac.core.errors import UsageError
+from agac.engine.forecast.baseline import InvocationChoice
 from agac.engine.forecast.forecasts import PlanReport
 from agac.engine.invocation import Retry, Scope
 from agac.store.db import open_for_reading
@@ -324,7 +325,8 @@ def retried(project: ProjectFolder, retry: Retry) -> dict[str, int]:
 
     async def report() -> PlanReport:
         async with open_for_reading(database_path(project.root)) as database:
-            return await what_is_left(database, project.plan(), Scope(), None, run=1, retry=retry)
+            choice = InvocationChoice(scope=Scope(), run=1, retry=retry)
+            return await what_is_left(database, project.plan(), choice, None)
 
     return {one.name: one.questions for one in asyncio.run(report()).stages}
 

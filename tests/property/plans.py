@@ -20,7 +20,7 @@ from hypothesis import note
 from support.project import ProjectFolder
 
 import agac
-from agac.plan.diff import FAILED_IN_BATCH
+from agac.plan.diff import FAILED_IN_BATCH, NO_LEAD
 from property.graphs import Graph
 
 
@@ -123,7 +123,7 @@ class Plan:
 
     def is_known(self, plan: dict[str, Any], came: StageCame) -> None:
         """Nothing that decides is open, but whether a function that was not called yet lets a row leave."""
-        taken = sum(one["tasks"] for one in plan["blocked_reasons"] if one["reason"] == FAILED_IN_BATCH)
+        taken = sum(one["tasks"] for one in plan["blocked_reasons"] if one["reason"] in (FAILED_IN_BATCH, NO_LEAD))
         says = {
             "well": plan["run"] + plan["reuse"] + plan["in_flight"] + taken,
             "skipped": plan["skipped"],
@@ -133,6 +133,8 @@ class Plan:
         if plan["guess"] is not None or (plan["run"] and plan["run_mode"] is None):
             says["well"], is_["well"] = says["well"] + says.pop("dropped"), is_["well"] + is_.pop("dropped")
         assert self.of_chosen_rows or says == is_, (plan["name"], says, is_)
+        if self.of_chosen_rows and plan["run_mode"] == "batch":
+            return  # a retry does not wait for its batches
         # what is in a batch counts as asked in the invocation that takes its answer
         most = (asked_of(plan) + plan["in_flight"]) * self.graph.all[plan["name"]].replicas
         assert asked_of(plan) <= came.asked <= most, (plan["name"], plan, came)

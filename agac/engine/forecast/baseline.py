@@ -5,23 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
-from agac.core.errors import RowError
+from agac.core.errors import ErrorType, RowError
 from agac.core.types import Outcome, RowId
+from agac.engine.ask.review import reviewings
 from agac.engine.decide.failures import (
     kept_failure,
     stays_failed,
     was_asked_enough,
 )
-from agac.engine.decide.reuse import (
-    answers_since,
-    failure_of_batch,
-)
-from agac.engine.decide.unfinished import is_retried
+from agac.engine.decide.reuse import answers_since, failure_of_batch, keeps_old_answer
+from agac.engine.decide.unfinished import is_resumed, is_retried, is_taken_up
 from agac.engine.forecast.past_usage import HISTORY_RUNS
 from agac.engine.invocation import Retry, Scope
 from agac.engine.walk.effects import RowProgress
+from agac.engine.walk.waiting import WaitingRows
 from agac.plan import diff as why
 from agac.plan.plan import Plan, Selection
 from agac.plan.render import Preparer
@@ -29,15 +29,18 @@ from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.graph import Level
 from agac.spec.operations import Python
 from agac.store import rows as store
-from agac.store.batches import Ready, ready_tasks
+from agac.store.batches import Ready, ready_tasks, was_batched
 from agac.store.db import Database, grouped
 from agac.store.decisions import Fixes, discarded_at, fixes_of, redos_of
 from agac.store.records import DerivedRows
-from agac.store.rows import State, StoredRow
+from agac.store.rows import WALKED, State, StoredRow
 from agac.store.runs import RunRecord, counters, definition_of, newest_run, run_ids, run_record
 
 # requests of a stage that are rendered to be measured, where what they are made of is not there yet
 SAMPLE = 200
+
+NO_EVENT = 1 << 62
+"""The number of an invocation after all that there are."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +82,12 @@ class ForecastRow(RowProgress):
     making: DerivedRows | None = None
     unmade: AnyStage | None = None
     chosen: bool = True
+    stays: bool = False
+    """The run leaves the row as it is stored, with what came of its tasks."""
+    resumed: bool = False
+    """The run goes on with it from where it waited."""
+    waits_for_others: bool = False
+    """The run does not come to the row: rows before it stay open."""
 
     @property
     def id(self) -> RowId:
@@ -120,6 +129,22 @@ class BaselineRun:
         return next(alike, found[0] if found else None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvocationChoice:
+    """What is chosen for the invocation that is planned."""
+
+    scope: Scope
+    """The stages that may be asked."""
+    fresh: bool = False
+    """True if no stored answer is taken."""
+    retry: Retry | None = None
+    """The rows of a stored run that are taken up again."""
+    run: int | None = None
+    """The run that is continued; None: the one of the same workflow and rows."""
+    open_alone: bool = False
+    """True if open rows of the store are taken up, and no others of the input."""
+
+
 class RemoteAnswers(Protocol):
     """Answers that other machines share."""
 
@@ -143,23 +168,23 @@ class Baseline:
         plan: Plan,
         database: Database | None,
         before: BaselineRun | None,
+        choice: InvocationChoice,
         *,
-        scope: Scope,
         now: float,
-        fresh: bool = False,
-        retry: Retry | None = None,
         remote: RemoteAnswers | None = None,
     ) -> None:
+        retry = choice.retry
         self.remote = remote
         self.plan = plan
         self.database = database
         self.before = before
-        self.scope = scope
-        self.fresh = fresh
+        self.scope = choice.scope
+        self.fresh = choice.fresh
         self.now = now
         self.retry = retry
+        self._open_alone = choice.open_alone
         self._again_from = retry.position(plan) if retry is not None else None
-        self.continued = before is not None and before.continued and not fresh
+        self.continued = before is not None and before.continued and not choice.fresh
         self.preparer = Preparer(
             plan.stages, plan.vars, before.record.id if before and self.continued else 0
         )
@@ -181,6 +206,7 @@ class Baseline:
         self.run: int | None = None
         self.each: dict[str, float] = {}
         self.decided_since = 0.0
+        self._waiting: WaitingRows | None = None
         does = ((s.index, s.operation) for s in plan.stages if isinstance(s, LocalStage))
         self.listing = {
             index for index, one in does if isinstance(one, Python) and one.function.gives_lists
@@ -195,6 +221,8 @@ class Baseline:
             self.fixes = await fixes_of(
                 self.database, self.plan.workflow, run, [one.name for one in self.plan.stages]
             )
+            if self.continued:
+                self._waiting = await self._waiting_rows(self.database)
         makers = [stage for stage in self.plan.stages if stage.makes is not None]
         if self.database is None or self.before is None or not makers:
             return
@@ -233,36 +261,113 @@ class Baseline:
                     self.each[stage.name] = number / came
                     self.listing -= set() if made_some else {stage.index}
 
+    async def _waiting_rows(self, database: Database) -> WaitingRows:
+        """Finds rows that wait for batches or people, in the run that would be continued."""
+        stages = self.plan.stages
+        is_batched = any(stage.settings.run_mode == "batch" for stage in self.plan.asking)
+        return WaitingRows(
+            database,
+            {stage.name: stage.index for stage in stages},
+            is_batched or await was_batched(database, self.plan.workflow),
+            bool(reviewings(self.plan)),
+            self.fixes.rows,
+        )
+
     async def learn(self, rows: Sequence[ForecastRow]) -> None:
-        """Looks up what became of these rows and of their tasks: one look-up for the rows of each
-        maker."""
+        """Looks up what became of these rows and of their tasks, and how a run takes them up: one
+        look-up for the rows of each maker."""
         if self.database is None or self.before is None:
             return
         for row in rows:
             row.learned = True
-        for maker, own in grouped(
-            rows, lambda row: row.level.maker.name if row.level.maker else None
-        ).items():
+        by_maker = grouped(rows, lambda row: row.level.maker.name if row.level.maker else None)
+        for maker, made in by_maker.items():
             position = self._position.get(maker) if maker is not None else None
             if position is not None:
-                stored = await store.made_by_id(
-                    self.database, self.before.record.id, position, [row.id for row in own]
-                )
-                for row in own:
-                    row.old = stored.get(row.id)
-                    row.chosen = self._chooses(row)
-        keys = {row.old.key: row for row in rows if row.old is not None}
-        for key, found in (
-            (await store.prior_tasks(self.database, list(keys))).items() if keys else ()
-        ):
-            keys[key].tasks = found
-        if (
-            keys
-            and self.continued
-            and any(stage.settings.run_mode == "batch" for stage in self.plan.asking)
-        ):
-            for key, ready in (await ready_tasks(self.database, list(keys))).items():
-                keys[key].ready = ready
+                await self._find_made_rows(self.database, self.before, position, made)
+        stored = {row.old.key: row for row in rows if row.old is not None}
+        if not stored:
+            return
+        for key, tasks in (await store.prior_tasks(self.database, list(stored))).items():
+            stored[key].tasks = tasks
+        if self._waiting is None:
+            return
+        if self._waiting.batched:
+            for key, ready in (await ready_tasks(self.database, list(stored))).items():
+                stored[key].ready = ready
+        await self._see_what_stays(self.database, self._waiting, stored)
+
+    async def _find_made_rows(
+        self, database: Database, before: BaselineRun, position: int, rows: Sequence[ForecastRow]
+    ) -> None:
+        """Finds the stored rows of those that the stage at a position makes."""
+        stored = await store.made_by_id(
+            database, before.record.id, position, [row.id for row in rows]
+        )
+        for row in rows:
+            row.old = stored.get(row.id)
+            row.chosen = self._chooses(row)
+
+    async def _see_what_stays(
+        self, database: Database, waiting: WaitingRows, stored: Mapping[int, ForecastRow]
+    ) -> None:
+        """Decides which of these rows the run leaves as they are, and with which it goes on from
+        where they waited. Of a group it is seen at its task whether its members changed."""
+        waits = await waiting.merely_waiting(list(stored), event=NO_EVENT, now=self.now)
+        decided = await waiting.decided(list(stored))
+        aged = await self._aged(database, stored)
+        for key, row in stored.items():
+            old = row.old
+            assert old is not None
+            is_made = row.level.maker is not None
+            if row.waits_for_others:
+                row.stays = True
+                continue
+            if self.retry is not None:
+                row.stays = not row.chosen
+                continue
+            if old.hash != row.new.hash and not row.is_group:
+                continue
+            row.resumed = is_resumed(
+                old, is_made=is_made, is_decided=key in decided, is_batched=waiting.batched
+            )
+            if self._open_alone and not is_made:
+                row.resumed = True
+            if old.state == State.PENDING:
+                row.stays = key in waits
+                continue
+            row.stays = not is_taken_up(
+                old,
+                is_chosen=None,
+                is_reopened=key in decided or key in aged,
+                stays_failed=partial(stays_failed, old, row.tasks.values(), self.scope.tries_again),
+            )
+
+    async def _aged(self, database: Database, stored: Mapping[int, ForecastRow]) -> set[int]:
+        """Finds which of these rows have an answer that is too old: at any stage of a row of the
+        input, at a stage of its level of one that a stage made."""
+        cutoffs = {
+            stage.index: self.now - stage.settings.max_age
+            for stage in self.plan.asking
+            if stage.settings.max_age is not None
+        }
+        aged = set[int]()
+        by_level = grouped(stored.items(), lambda item: item[1].level.origin)
+        for origin, rows in by_level.items() if cutoffs else ():
+            walked = [key for key, row in rows if row.old is not None and row.old.state in WALKED]
+            own = cutoffs
+            if origin is not None:
+                indexes = {stage.index for stage in rows[0][1].level.stages}
+                own = {index: since for index, since in cutoffs.items() if index in indexes}
+            if walked and own:
+                aged |= await store.aged_rows(database, walked, own)
+        return aged
+
+    def see_change(self, stage: AnyStage, row: ForecastRow, fingerprint: bytes | None) -> None:
+        """Notes at the task of a group whether it is about other members than before."""
+        prior = self._prior(stage, row)
+        if row.is_group and (prior is None or prior.fingerprint != fingerprint):
+            row.stays = False
 
     def _chooses(self, row: ForecastRow) -> bool:
         """Whether a row that a stage makes is worked on: one that a retry did not choose has to be
@@ -279,17 +384,23 @@ class Baseline:
         is_changed = old.hash != row.new.hash and not row.is_group
         return is_retried(old, is_chosen=is_chosen, is_changed=is_changed)
 
-    def since(self, stage: AnyStage, *, chosen: bool) -> float:
-        """From when on the stage's results are taken, for rows that are `chosen` or not."""
+    def since(self, stage: AnyStage, row: ForecastRow) -> float:
+        """Returns from when on the stage's stored answers count for a row."""
         fresh_since = self.before.record.fresh_since if self.before and self.continued else None
+        waited = row.resumed or bool(row.ready)
+        keeps_old = row.stays or keeps_old_answer(stage, self._prior(stage, row), waited=waited)
         return answers_since(
             stage,
             run_since=fresh_since or 0.0,
             now=self.now,
-            keeps_old=False,
-            again_from=self._again_from if chosen else None,
+            keeps_old=keeps_old,
+            again_from=self._again_from if row.chosen else None,
             again_since=self.retry.since if self.retry is not None else 0.0,
         )
+
+    def is_forced(self, row: ForecastRow) -> bool:
+        """True if a retry tries the row again, whatever failed for it."""
+        return self.retry is not None and row.chosen
 
     def short_names(self, stage: PlannedStage) -> tuple[dict[str, str | None], ...]:
         """The short names of the stage's models, and what they mean."""
@@ -305,16 +416,9 @@ class Baseline:
         )
 
     def never_began(self, stage: AnyStage, row: ForecastRow) -> bool:
-        """Whether the row, as it still is, left the run before this stage of another branch
-        began."""
-        old = row.old
-        left = (
-            self.continued
-            and old is not None
-            and old.state == State.FILTERED
-            and old.hash == row.new.hash
-        )
-        return left and self._prior(stage, row) is None
+        """True if the row stays as it is, and never came to the stage: it left before, in another
+        branch."""
+        return row.stays and self.retry is None and self._prior(stage, row) is None
 
     def left(self, stage: AnyStage, row: ForecastRow, fingerprint: bytes) -> RowError | None:
         """The error of a task that failed and is not tried again; None when it is, or did not
@@ -324,37 +428,38 @@ class Baseline:
             if failed is not None:
                 return failed
         prior = self._prior(stage, row) if self.continued else None
-        if prior is None or prior.error is None:
-            return None
-        forced = self.retry is not None and row.chosen
+        forced = self.is_forced(row)
         brought = any(position == stage.index for position, _, _ in row.ready)
         return kept_failure(
             prior,
             fingerprint,
             asks_again=forced or brought,
-            row_stays=not forced and self._stays_failed(row),
+            row_stays=not forced and (row.stays or row.resumed),
         )
-
-    def _stays_failed(self, row: ForecastRow) -> bool:
-        """True if the row failed and is not walked again."""
-        old = row.old
-        if self.retry is not None:
-            return not row.chosen
-        if old is None or old.state != State.FAILED:
-            return False
-        if old.hash != row.new.hash and not row.is_group:
-            return False
-        return stays_failed(old, row.tasks.values(), self.scope.tries_again)
 
     def left_reason(self, stage: AnyStage, row: ForecastRow) -> str:
         """Why a task that is `left` is not tried again."""
         prior = self._prior(stage, row)
         if prior is None or prior.error is None:
             return why.FAILED_IN_BATCH
+        if row.old is not None and row.old.error_type == ErrorType.REJECTED:
+            return why.REJECTED
         # one of its tasks that was asked often enough keeps the whole row
         if any(was_asked_enough(task) for task in row.tasks.values()):
             return why.LEFT
+        if row.resumed:
+            return why.FAILED
         return why.NOT_RETRIED
+
+    def outcome_before(self, stage: AnyStage, row: ForecastRow) -> Outcome | None:
+        """What the run that would be continued came to for the row at the stage."""
+        prior = self._prior(stage, row) if self.continued else None
+        return prior.outcome if prior is not None else None
+
+    def has_task(self, stage: AnyStage, row: ForecastRow, fingerprint: bytes | None) -> bool:
+        """True if the run compared with has the same task of the row, with an end."""
+        prior = self._prior(stage, row)
+        return self.continued and prior is not None and prior.fingerprint == fingerprint
 
     def reason(self, stage: AnyStage, row: ForecastRow, fingerprint: bytes) -> str:
         """Why the first stage of a row that has to be run is run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil
@@ -30,7 +30,7 @@ from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.graph import Levels
 from agac.spec.templates import INDEX, ITEM, ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.store.records import Child, DerivedRows, Membership, NewRow
-from agac.store.rows import State
+from agac.store.rows import EarlierResult, State
 from agac.store.scratch import ForecastGroup, ForecastMember, ScratchPart
 
 PARENT = "what it is made of"
@@ -249,7 +249,10 @@ class GroupForecaster:
         does: Mapping[int | None, LevelStages[ForecastRow]],
         deriver: ForecastDeriver,
         answers: StoredAnswers,
+        waiting: Collection[int],
     ) -> None:
+        """`waiting` are the positions of stages that make nothing in the run, as rows before stay
+        open."""
         self._levels = levels
         self._does = does
         self._deriver = deriver
@@ -259,6 +262,7 @@ class GroupForecaster:
         self._vars = dict(answers.baseline.plan.vars)
         self._kept_parts: dict[int, int] = defaultdict(int)
         self._unassigned: dict[int, UnassignedRows] = {}
+        self._waiting = waiting
 
     def join(self, stage: AnyStage, rows: Sequence[ForecastRow]) -> None:
         """These rows came to their end, and would be in groups of the stage."""
@@ -350,6 +354,8 @@ class GroupForecaster:
     ) -> list[ForecastRow]:
         """The groups with all that is known of their tasks."""
         rows = [row for row, _ in some]
+        for row in rows:
+            row.waits_for_others = stage.index in self._waiting
         await self._baseline.learn(rows)
         large = []
         assert stage.group is not None
@@ -513,8 +519,10 @@ class GroupForecaster:
             else:
                 group.refused = why.MISSING_FIELD
         await self._baseline.learn([row for _, row, _ in wanted])
+        for part, row, _ in wanted:
+            row.stays = groups[part.group].stays
         prints = [task.fingerprint for _, _, task in wanted]
-        earlier = await answers.earlier(stage, prints)
+        earlier = await self._earlier(stage, wanted)
         in_batch = await answers.in_batch(prints)
         for part, row, task in wanted:
             of_group = groups[part.group]
@@ -527,6 +535,18 @@ class GroupForecaster:
             else:
                 of_group.parts += 1
                 answers.show(stage, row.id, task.messages)
+
+    async def _earlier(
+        self, stage: PlannedStage, wanted: Sequence[tuple[ScratchPart, ForecastRow, Prepared]]
+    ) -> dict[bytes, EarlierResult]:
+        """Returns the results of parts that count, by their fingerprints."""
+        prints: dict[float, list[bytes]] = defaultdict(list)
+        for _, row, task in wanted:
+            prints[self._baseline.since(stage, row)].append(task.fingerprint)
+        found: dict[bytes, EarlierResult] = {}
+        for since, some in prints.items():
+            found |= await self._answers.earlier(stage, some, since)
+        return found
 
 
 def parts_of(stage: AnyStage, rows: int, tokens: int) -> int:

@@ -25,7 +25,7 @@ from agac.core.errors import ErrorType, Problem
 from agac.core.types import Outcome, Row
 from agac.engine.decide.dedupe import decide as decide_on_equals
 from agac.engine.decide.duplicates import first_free_id, occurrence_of, state_of_repetition
-from agac.engine.decide.unfinished import is_finished
+from agac.engine.decide.unfinished import is_finished, level_waits
 from agac.engine.forecast.baseline import Baseline, ForecastRow
 from agac.engine.forecast.dry_groups import ForecastDeriver, GroupForecaster
 from agac.engine.forecast.estimate import call_seconds, estimate
@@ -54,13 +54,29 @@ Rows = Callable[[], Iterator[Row]]  # begins to read the input, each time it is 
 async def dry_run(baseline: Baseline, rows: Rows | None, *, show: int = 0) -> PlanReport:
     """What a run over the input would do, which is read once, or twice where an id's last record
     counts; without `rows` what a retry would do, or a run over the rows that are stored. `show`
-    rendered prompts are kept."""
+    rendered prompts are kept.
+
+    Groups, and the first of equal rows, wait for all rows before them. If one of these stays open,
+    the rows are walked once more, now with the stages that make nothing."""
+    await baseline.counted()
+    waiting = frozenset[int]()
+    while True:
+        found = _nothing_found(baseline)
+        more = await _walked(baseline, rows, found, waiting, show=show)
+        if more <= waiting:
+            break
+        waiting |= more
+    _note_what_is_beside(found.stages)
+    await _estimate(baseline, found)
+    return found
+
+
+def _nothing_found(baseline: Baseline) -> PlanReport:
+    """Returns the report of a dry run that has seen no row."""
     plan = baseline.plan
-    database = baseline.database
     before = baseline.before
     source = before.definition["input"] if before else {}
-    await baseline.counted()
-    found = PlanReport(
+    return PlanReport(
         plan.workflow,
         [StageForecast(stage) for stage in plan.stages],
         continues=before.record.id if before and baseline.continued else None,
@@ -72,18 +88,25 @@ async def dry_run(baseline: Baseline, rows: Rows | None, *, show: int = 0) -> Pl
         ],
         confirm_above=plan.rules.confirm_above,
     )
+
+
+async def _walked(
+    baseline: Baseline, rows: Rows | None, found: PlanReport, waiting: frozenset[int], *, show: int
+) -> frozenset[int]:
+    """Takes all rows through their stages. Returns the positions of the stages that make nothing
+    of rows, as rows before them stay open."""
+    database = baseline.database
     in_batches = database is not None and not baseline.fresh and bool(await open_batches(database))
     with closing(Scratch()) as scratch:
-        walk = DryWalk(StoredAnswers(baseline, found, scratch, show=show, in_batches=in_batches))
+        answers = StoredAnswers(baseline, found, scratch, show=show, in_batches=in_batches)
+        walk = DryWalk(answers, waiting)
         async with aclosing(
             walk.stored_rows() if rows is None else walk.input_rows(rows)
         ) as chunks:
             async for chunk in chunks:
                 await walk.through(chunk)
         await walk.through_groups()
-    _note_what_is_beside(found.stages)
-    await _estimate(baseline, found)
-    return found
+    return walk.waiting_makers()
 
 
 def _note_what_is_beside(stages: Sequence[StageForecast]) -> None:
@@ -205,7 +228,11 @@ def _part_asked(found: StageForecast, staying: dict[str, float], past: PastUsage
 class DryWalk:
     """Takes rows through the stages of their levels, and then those that are made of them."""
 
-    def __init__(self, answers: StoredAnswers) -> None:
+    def __init__(self, answers: StoredAnswers, waiting: frozenset[int]) -> None:
+        """`waiting` are the positions of stages that make nothing in the run, as rows before stay
+        open."""
+        self._waiting = waiting
+        self._first_open: int | None = None
         self._answers = answers
         self._baseline = answers.baseline
         self._scratch = answers.scratch
@@ -218,8 +245,24 @@ class DryWalk:
             for level in self._levels.all
         }
         self._deriver = ForecastDeriver(self._levels, answers)
-        self._groups = GroupForecaster(self._levels, self._does, self._deriver, answers)
+        self._groups = GroupForecaster(self._levels, self._does, self._deriver, answers, waiting)
         self._makers = [stage for stage in self._plan.stages if stage.makes not in (None, "rows")]
+
+    def waiting_makers(self) -> frozenset[int]:
+        """Returns the positions of the stages that wait for rows before them that stay open."""
+        return frozenset(
+            maker.index
+            for maker in self._makers
+            if maker.makes in ("groups", "kept") and level_waits(maker.index, self._first_open)
+        )
+
+    def _note_open(self, rows: Iterable[ForecastRow]) -> None:
+        """Notes the first stage of whose rows one stays open, -1 for those of the input."""
+        for row in rows:
+            if row.stays_open:
+                origin = -1 if row.level.origin is None else row.level.origin
+                if self._first_open is None or origin < self._first_open:
+                    self._first_open = origin
 
     def _row(self, new: NewRow, old: StoredRow | None, *, chosen: bool = True) -> ForecastRow:
         view = self._baseline.preparer.view(new.row.data)
@@ -341,6 +384,7 @@ class DryWalk:
         left = iter(rows)
         while some := list(islice(left, CHUNK_ROWS)):
             await self._stages([row for row in some if not row.ended])
+            self._note_open(some)
             if any(row.lists and not row.ended for row in some):
                 async for ended in self._ended(self._opened(some)):
                     yield ended
@@ -437,6 +481,9 @@ class DryWalk:
         with self._scratch.at_once():
             for row in rows:
                 found.exact = found.exact and not self._answers.is_guess(row, maker)
+                if maker.index in self._waiting and not row.lost:
+                    yield from self._kept_before(maker, row)
+                    continue
                 if row.lost:
                     candidate = None
                 else:
@@ -461,6 +508,23 @@ class DryWalk:
                     found.dropped += max(row.times - times, 0)
                     if times:
                         yield self._deriver.kept(maker, row, b"", times)
+
+    def _kept_before(self, maker: AnyStage, row: ForecastRow) -> Iterator[ForecastRow]:
+        """The row, if it went on in the run before: in this one it is not decided, as rows before
+        stay open."""
+        found = self._answers.of(maker)
+        outcome = self._baseline.outcome_before(maker, row)
+        if outcome is Outcome.DONE:
+            candidate = self._deriver.made(row).alike.get(maker.index)
+            found.reuse += row.times
+            if candidate is not None:
+                child = self._deriver.kept(maker, row, candidate.content)
+                child.waits_for_others = True
+                yield child
+        elif outcome is Outcome.DROPPED:
+            found.dropped += row.times
+        else:
+            self._answers.block(maker, row, why.OTHERS_WAIT)
 
 
 async def judged_chunks(

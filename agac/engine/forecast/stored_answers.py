@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -45,6 +46,15 @@ class StoredReplies(NamedTuple):
     """Results that may be taken."""
     failures: Mapping[bytes, store.Failures]
     """How replicas of a vote failed."""
+
+
+class LookUpTerms(NamedTuple):
+    """Which stored answers count for a row."""
+
+    since: float
+    """From when on, in seconds since 1970."""
+    is_forced: bool
+    """True if a retry tries the row again, whatever failed before."""
 
 
 class StoredAnswers:
@@ -182,46 +192,74 @@ class StoredAnswers:
     ) -> list[TaskResult | None]:
         """The results of a stage's tasks, with one look-up for all; None: the row left the run
         before it."""
-        known: list[TaskResult | None] = []
-        wanted: dict[bool, list[bytes]] = {True: [], False: []}
-        decided: Mapping[bytes, Known] = {}
-        if stage.index in self._reviews and (database := self.baseline.database) is not None:
-            decided = await known_of(
-                database, [task.fingerprint for _, task in begun if isinstance(task, ReviewTask)]
-            )
-        for row, task in begun:
-            if isinstance(task, NotReady):
-                known.append(self._not_ready(stage, row, task))
-                continue
-            if isinstance(task, ReviewTask):
-                known.append(self._reviewed(stage, row, task, decided.get(task.fingerprint)))
-                continue
-            fix = self.baseline.fixes.of(stage.name, row.id, task.fingerprint)
-            fix = fix if fix is None or fix.at >= self.baseline.discards else None
-            known.append(None if fix else self.baseline.left(stage, row, task.fingerprint))
-            if fix:
-                self.of(stage).reuse += row.times
-                known[-1] = Answer(Result(fix.key or b"", fix.value or "null"), UNPARSED)
-            if known[-1] is None:
-                wanted[row.chosen] += _prints(task)
+        decided = await self._decisions(stage, begun)
+        results = [self._without_look_up(stage, row, task, decided) for row, task in begun]
         self._shared = set()
         self._asked = []
-        replies: dict[bool, StoredReplies] = {}
-        for chosen, prints in wanted.items():
-            results = await self.earlier(stage, prints, chosen=chosen)
-            failures = await self._failures(stage, prints, chosen=chosen)
-            replies[chosen] = StoredReplies(results, failures)
-        in_batch = await self.in_batch(
-            [one for one in wanted[True] if one not in replies[True].results]
-        )
+        wanted: dict[LookUpTerms, list[bytes]] = defaultdict(list)
+        for (row, task), result in zip(begun, results, strict=True):
+            if result is None and isinstance(task, Prepared | LocalCall):
+                wanted[self._terms(stage, row)] += _prints(task)
+        replies = {
+            terms: await self._replies(stage, prints, terms) for terms, prints in wanted.items()
+        }
+        lacking = [
+            fingerprint
+            for terms, prints in wanted.items()
+            for fingerprint in prints
+            if fingerprint not in replies[terms].results
+        ]
+        in_batch = await self.in_batch(lacking)
         for place, (row, task) in enumerate(begun):
-            if known[place] is None and not isinstance(task, NotReady | ReviewTask):
-                known[place] = self._looked_up(stage, row, task, replies[row.chosen], in_batch)
+            if results[place] is None and isinstance(task, Prepared | LocalCall):
+                found = replies[self._terms(stage, row)]
+                results[place] = self._looked_up(stage, row, task, found, in_batch)
         with self.scratch.at_once():
             self.of(stage).collapsed += len(self._asked) - self.scratch.new(
                 OF_ANY_STAGE, self._asked
             )
-        return known
+        return results
+
+    async def _decisions(
+        self, stage: AnyStage, begun: Sequence[tuple[ForecastRow, Task]]
+    ) -> Mapping[bytes, Known]:
+        """Returns what people decided about the answers that these tasks ask them about."""
+        database = self.baseline.database
+        if stage.index not in self._reviews or database is None:
+            return {}
+        keys = [task.fingerprint for _, task in begun if isinstance(task, ReviewTask)]
+        return await known_of(database, keys)
+
+    def _terms(self, stage: AnyStage, row: ForecastRow) -> LookUpTerms:
+        return LookUpTerms(self.baseline.since(stage, row), self.baseline.is_forced(row))
+
+    async def _replies(
+        self, stage: AnyStage, prints: Sequence[bytes], terms: LookUpTerms
+    ) -> StoredReplies:
+        """Looks up what the store has for these fingerprints."""
+        return StoredReplies(
+            await self.earlier(stage, prints, terms.since),
+            await self._failures(stage, prints, is_forced=terms.is_forced),
+        )
+
+    def _without_look_up(
+        self, stage: AnyStage, row: ForecastRow, task: Task, decided: Mapping[bytes, Known]
+    ) -> TaskResult | None:
+        """Returns the result of a task that needs no look-up of stored answers, or None."""
+        fingerprint = None if isinstance(task, NotReady) else task.fingerprint
+        self.baseline.see_change(stage, row, fingerprint)
+        if row.waits_for_others and not self.baseline.has_task(stage, row, fingerprint):
+            self.block(stage, row, why.OTHERS_WAIT)
+            return Parked.PARKED
+        if isinstance(task, NotReady):
+            return self._not_ready(stage, row, task)
+        if isinstance(task, ReviewTask):
+            return self._reviewed(stage, row, task, decided.get(task.fingerprint))
+        fix = self.baseline.fixes.of(stage.name, row.id, task.fingerprint)
+        if fix is not None and fix.at >= self.baseline.discards:
+            self.of(stage).reuse += row.times
+            return Answer(Result(fix.key or b"", fix.value or "null"), UNPARSED)
+        return self.baseline.left(stage, row, task.fingerprint)
 
     def _reviewed(
         self, stage: AnyStage, row: ForecastRow, task: ReviewTask, known: Known | None
@@ -250,14 +288,12 @@ class StoredAnswers:
         return Answer(Result(task.fingerprint, verdict.value), UNPARSED)
 
     async def earlier(
-        self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool = True
+        self, stage: AnyStage, prints: Sequence[bytes], since: float
     ) -> dict[bytes, store.EarlierResult]:
-        """Returns the stage's results for these fingerprints that `chosen` rows, or others, would
-        take."""
+        """Returns the stage's results for these fingerprints that were made at or after `since`."""
         found: dict[bytes, store.EarlierResult] = {}
         remote = self.baseline.remote
         database = self.baseline.database
-        since = self.baseline.since(stage, chosen=chosen)
         for some in slices(prints) if not self.baseline.fresh else ():
             if database is not None:
                 found |= await store.earlier_results(
@@ -274,7 +310,7 @@ class StoredAnswers:
         return found
 
     async def _failures(
-        self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool
+        self, stage: AnyStage, prints: Sequence[bytes], *, is_forced: bool
     ) -> dict[bytes, store.Failures]:
         """Returns how replicas failed that are not asked again: those of a vote with a lead,
         unless a retry asks."""
@@ -282,7 +318,7 @@ class StoredAnswers:
         database = self.baseline.database
         if database is None or self.baseline.fresh or not (stage.vote and stage.vote.lead):
             return found
-        if chosen and self.baseline.retry is not None:
+        if is_forced:
             return found
         for some in slices(prints):
             found |= await store.replica_failures(database, some)
@@ -372,7 +408,7 @@ class StoredAnswers:
         if not failures:
             return None
         key = row.old.key if row.old is not None and self.baseline.continued else 0
-        since = self.baseline.since(stage, chosen=row.chosen)
+        since = self.baseline.since(stage, row)
         return binding_failure(stage, key, since, failures)
 
     def _looked_up(
@@ -383,31 +419,18 @@ class StoredAnswers:
         replies: StoredReplies,
         in_batch: set[bytes],
     ) -> TaskResult | None:
+        """Returns the result of a task by what the store has, or why it would be run; None: the
+        row left the run before it."""
         prints = _prints(task)
-        found = self.of(stage)
         there = self._there(stage, row, prints, replies)
-        answers = list[str | None]()
-        while isinstance(voted := outcome_of_vote(answers, stage.vote, len(prints)), int):
-            asked = prints[: len(answers) + voted]
-            if not there.keys() >= {*asked}:
-                break
-            cast = votes_of_replies([there[one] for one in asked], stage.vote)
-            if isinstance(cast, RowError):
-                return cast
-            answers = cast
+        voted, asked = _vote_of(stage, prints, there)
         if isinstance(voted, RowError):
             return voted
-        if isinstance(voted, VoteResult):
-            value = voted.text if len(prints) > 1 else answers[0] or ""
-            if voted.share is not None:
-                row.view.agreement[stage.name] = voted.share
-            leaves = is_leave(stage, value)
-            found.dropped += row.times * leaves
-            found.reuse += row.times * (not leaves)
-            return Answer(Result(task.fingerprint, value), UNPARSED)
+        if voted is not None:
+            return self._reused(stage, row, task, voted)
         needed = [one for one in asked if one not in there and one not in in_batch]
         if not needed:
-            found.in_flight += row.times
+            self.of(stage).in_flight += row.times
             return Unknown(why.NOT_YET)
         if self.baseline.never_began(stage, row):
             row.never_began |= {stage.name}
@@ -416,8 +439,33 @@ class StoredAnswers:
             return Parked.PARKED
         if isinstance(task, Prepared) and (refusal := task.refusal) is not None:
             return refusal
+        return self._to_run(stage, row, task, needed, spared=len(prints) - len(asked))
+
+    def _reused(
+        self, stage: AnyStage, row: ForecastRow, task: Prepared | LocalCall, voted: VoteResult
+    ) -> Answer:
+        """Counts a task whose stored answer is taken."""
+        found = self.of(stage)
+        if voted.share is not None:
+            row.view.agreement[stage.name] = voted.share
+        leaves = is_leave(stage, voted.text)
+        found.dropped += row.times * leaves
+        found.reuse += row.times * (not leaves)
+        return Answer(Result(task.fingerprint, voted.text), UNPARSED)
+
+    def _to_run(
+        self,
+        stage: AnyStage,
+        row: ForecastRow,
+        task: Prepared | LocalCall,
+        needed: Sequence[bytes],
+        *,
+        spared: int,
+    ) -> Unknown:
+        """Counts a task that would be run. `needed` are the fingerprints that are surely asked;
+        `spared` more may be."""
+        found = self.of(stage)
         reason = self.baseline.reason(stage, row, task.fingerprint)
-        spared = len(prints) - len(asked)
         found.asked(reason, row.id, len(needed) + spared, row.times, spared)
         found.answered += row.times * self.baseline.answered(stage, row)
         found.remote += row.times * self._shared.issuperset(needed)
@@ -436,6 +484,26 @@ class StoredAnswers:
             row.lists[stage.index] = None
         elif stage.makes == "rows":
             self.of(stage).guess = Guess("rows", stage.name, 1.0, None)
+
+
+def _vote_of(
+    stage: AnyStage, prints: Sequence[bytes], there: Mapping[bytes, str | RowError]
+) -> tuple[VoteResult | RowError | None, Sequence[bytes]]:
+    """Returns what the replies that are `there` come to, None if others have to be asked; and the
+    fingerprints that were to be looked at."""
+    answers = list[str | None]()
+    asked = prints[:0]
+    while isinstance(voted := outcome_of_vote(answers, stage.vote, len(prints)), int):
+        asked = prints[: len(answers) + voted]
+        if not there.keys() >= {*asked}:
+            return None, asked
+        cast = votes_of_replies([there[one] for one in asked], stage.vote)
+        if isinstance(cast, RowError):
+            return cast, asked
+        answers = cast
+    if isinstance(voted, VoteResult) and len(prints) == 1:
+        return VoteResult(answers[0] or ""), asked
+    return voted, asked
 
 
 def _prints(task: Prepared | LocalCall) -> tuple[bytes, ...]:

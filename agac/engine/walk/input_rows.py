@@ -22,7 +22,7 @@ from agac.engine.decide.duplicates import (
     repeated_id,
     state_of_repetition,
 )
-from agac.engine.decide.unfinished import ENDED, is_finished
+from agac.engine.decide.unfinished import ENDED, is_finished, is_resumed
 from agac.engine.invocation import InvocationRef
 from agac.engine.output.output_folder import read_summary
 from agac.engine.walk.effects import ActiveRow
@@ -354,7 +354,9 @@ class InputRows:
             if same and was_open and old.key in waiting:
                 self._settler.row_parked(row, context.plan.stages[waiting[old.key]])
                 continue
-            row.resumed = was_open and old.key in aged
+            row.resumed = is_resumed(
+                old, is_made=False, is_decided=old.key in aged, is_batched=context.row_facts.batched
+            )
             if was_open:
                 context.go_on_as_retry(row, old.seen)
             active_rows.append(row)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from agac.engine.context import InvocationContext, TasksOfRows
-from agac.engine.decide.unfinished import is_taken_up
+from agac.engine.decide.unfinished import is_resumed, is_taken_up
 from agac.engine.invocation import Retry
 from agac.engine.walk.effects import ActiveRow
 from agac.engine.walk.executor import RowSource, Walk
@@ -186,8 +186,11 @@ class LevelPass:
         for one in made:
             parent = parents[one.parent_key] if one.parent_key is not None else None
             row = self.active_row(one, tasks, views.begun(one.data, self._level.origin, parent))
-            row.resumed = one.state == State.PENDING and (
-                context.row_facts.batched or one.key in decided
+            row.resumed = is_resumed(
+                one,
+                is_made=True,
+                is_decided=one.key in decided,
+                is_batched=context.row_facts.batched,
             )
             found.append(row)
         return found
