@@ -1,8 +1,9 @@
-"""What a person should know before a run of the input's rows: a plan and a run say the same."""
+"""What a person should know before a run, and what ends a run before any call: a plan and a run
+say the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +13,19 @@ from agac.api.project import Project
 from agac.api.status import shard_folders
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.keys import digest, is_job
-from agac.core.types import Row, counted
+from agac.core.types import Row, counted, dollars
 from agac.engine.forecast.baseline import meant_before
+from agac.engine.forecast.forecasts import PlanReport
 from agac.engine.walk.input_rows import LeftRows, left_rows, moved_rows
 from agac.plan.plan import Plan
 from agac.plan.run_settings import remote_of
+from agac.plan.stage import AnyStage
 from agac.spec.paths import STORE, Refused, RemoteContent, home_of
 from agac.spec.workflow import Workflow
 from agac.store import runs
 from agac.store.db import Database
+
+NOT_RECORDED = "answers of {} are reused, and no calls recorded for them; --fresh records them all"
 
 Rows = Callable[[], Iterator[Row]]
 """Reads the selected rows anew."""
@@ -169,3 +174,45 @@ def _versions(contents: Iterable[RemoteContent]) -> dict[tuple[str, str], str]:
         key: (found[0] if len(found) == 1 else digest("".join(found)).hex())[:12]
         for key, found in hashes.items()
     }
+
+
+# What ends a run before any call. A plan warns of it.
+
+
+def run_would_end(error: UsageError, where: Where) -> Problem:
+    """Returns the warning of a plan about an error with which the run would end."""
+    text = f"the run would end with exit code 2: {error.message}. {error.remedy}"
+    return Problem(where, text, "warning")
+
+
+def refusal_of_lost_store(
+    what: str, workflow: str, report: PlanReport, *, by_input: bool = True
+) -> UsageError | None:
+    """Returns the error of a run with a store that is not the one of its results, or None if the
+    run makes no call. `what` says what happened to the store. `by_input`: the run takes rows of its
+    input."""
+    if not report.calls:
+        return None
+    again = "the same command and" if by_input else f"`agac run -a {workflow}` with"
+    about = "" if report.exact else "about "
+    calls = counted(report.calls, "call")
+    cost = ""
+    if report.usd is not None:
+        simulated = any(stage.simulated for stage in report.stages if stage.run)
+        cost = f", {dollars(report.usd, simulated=simulated)}"
+    return UsageError(
+        f"no calls were made: {what}. With this store {about}{calls} would be made{cost}",
+        remedy="Restore the store: put it, or a copy of it (`agac backup` makes them), in its "
+        "place. If you just did (a copy is older by nature), or if it is gone for good, continue "
+        f"with {again} --accept-store: those calls are made and paid again. `--fresh` runs "
+        "everything again.",
+    )
+
+
+def not_recorded(stages: Iterable[AnyStage], reused: Collection[str]) -> str:
+    """Returns a note on stages that record the calls of their tools, where answers are `reused`:
+    nothing is recorded for these. Empty if there are none."""
+    names = [
+        stage.name for stage in stages if stage.settings.tooling.record and stage.name in reused
+    ]
+    return NOT_RECORDED.format(", ".join(names)) if names else ""

@@ -13,7 +13,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from agac.api.before_run import compare_input, warnings_before
+from agac.api.before_run import (
+    compare_input,
+    not_recorded,
+    refusal_of_lost_store,
+    run_would_end,
+    warnings_before,
+)
 from agac.api.invocation_summary import StaleBatch
 from agac.api.project import Project, project_of
 from agac.api.ready_workflow import made_ready
@@ -52,8 +58,6 @@ from agac.store import runs
 from agac.store.batches import batches_of_run
 from agac.store.db import Database, open_for_reading
 from agac.store.runs import Count
-
-NOT_RECORDED = "answers of {} are reused, and no calls recorded for them; --fresh records them all"
 
 
 @blocking
@@ -108,31 +112,40 @@ async def plan_in(
         report.warnings = [*checked.warnings, *missing, *loose, *report.warnings]
         if database is not None:
             report.warnings[:0] = await warnings_before(database, opened, checked, plan, ask=True)
-        names = [
-            one.stage.name
-            for one in report.stages
-            if one.reuse and one.stage.settings.tooling.record
-        ]
-        if names:
-            text = NOT_RECORDED.format(", ".join(names))
-            report.warnings.append(Problem(Where("tools_mode"), text, "warning"))
-        refusal = refusal_in_ci(opened, plan.asking)
-        if refusal is not None and not untrusted:
-            text = f"the run would end with exit code 2: {refusal.message}. {refusal.remedy}"
-            report.warnings.append(
-                Problem(Where("agac.yml", path="remote.control"), text, "warning")
-            )
-        try:
-            _, text = await compare_input(database, plan, rows, opened.root)
-        except UsageError as error:
-            text = f"the run would end with exit code 2: {error.message}. {error.remedy}"
-        report.warnings += [Problem(plan.input.where, text, "warning")] if text else []
-        output = opened.spec.shown(target_of(plan))
-        asks = report.calls and not options.fresh
-        if asks and (lost := await lost_store(database, plan.workflow, opened.root, output)):
-            text = f"the run would end with exit code 2 and say what to do: {lost[0]}"
-            report.warnings.append(Problem(Where(f"{output}/summary.json"), text, "warning"))
+        report.warnings += await _of_the_run(database, opened, plan, rows, report, options)
         return report
+
+
+async def _of_the_run(
+    database: Database | None,
+    opened: Project,
+    plan: Plan,
+    rows: Rows,
+    report: PlanReport,
+    options: RunOptions,
+) -> list[Problem]:
+    """Lists what the run would say before any call, and what would end it there."""
+    found = list[Problem]()
+    note = not_recorded(plan.stages, {one.name for one in report.stages if one.reuse})
+    if note:
+        found.append(Problem(Where("tools_mode"), note, "warning"))
+    refusal = None if opened.untrusted else refusal_in_ci(opened, plan.asking)
+    if refusal is not None:
+        found.append(run_would_end(refusal, Where("agac.yml", path="remote.control")))
+    try:
+        _, text = await compare_input(database, plan, rows, opened.root)
+    except UsageError as error:
+        found.append(run_would_end(error, plan.input.where))
+    else:
+        found += [Problem(plan.input.where, text, "warning")] if text else []
+    if options.fresh:
+        return found
+    output = opened.spec.shown(target_of(plan))
+    lost = await lost_store(database, plan.workflow, opened.root, output)
+    refusal = refusal_of_lost_store(lost[0], plan.workflow, report) if lost is not None else None
+    if refusal is not None:
+        found.append(run_would_end(refusal, Where(f"{output}/summary.json")))
+    return found
 
 
 async def planned(
@@ -278,27 +291,11 @@ async def confirm_store(database: Database, work: Work, *, accept: bool = False)
     if lost is None or accept or work.fresh:
         return lost and lost[1]
     report = await _expected(database, work)
-    from_input = work.retry is None and work.batching.resume_run is None
-    if not report.calls:
-        return None
-    if from_input:
-        again = "the same command and"
-    else:
-        again = f"`agac run -a {work.plan.workflow}` with"
-    about = "" if report.exact else "about "
-    calls = counted(report.calls, "call")
-    simulated = any(one.simulated for one in report.stages if one.run)
-    if report.usd is None:
-        cost = ""
-    else:
-        cost = f", {dollars(report.usd, simulated=simulated)}"
-    raise UsageError(
-        f"no calls were made: {lost[0]}. With this store {about}{calls} would be made{cost}",
-        remedy="Restore the store: put it, or a copy of it (`agac backup` makes them), in its "
-        "place. If you just did (a copy is older by nature), or if it is gone for good, continue "
-        f"with {again} --accept-store: those calls are made and paid again. `--fresh` runs "
-        "everything again.",
-    )
+    by_input = work.retry is None and work.batching.resume_run is None
+    refusal = refusal_of_lost_store(lost[0], work.plan.workflow, report, by_input=by_input)
+    if refusal is not None:
+        raise refusal
+    return None
 
 
 async def asks_first_rows_alone(database: Database, work: Work, quotes: str | None) -> bool:

@@ -25,7 +25,7 @@ from agac.api.invocation_summary import (
     WrittenLines,
 )
 from agac.api.job_summary import JobSummary
-from agac.api.plan import NOT_RECORDED, Quote, planned, quote_of
+from agac.api.plan import Quote, planned, quote_of
 from agac.api.project import Project
 from agac.api.result_rows import ResultRow, Sink, read_results, result_table
 from agac.api.share import push_at_end
@@ -306,16 +306,9 @@ def _notes(
 ) -> InvocationNotes:
     """Notes which calls of tools were not recorded, and how many rows are selected if not all of
     them were read."""
-    notes = InvocationNotes()
     any_unchanged = bool(invocation.totals.rows.unchanged)
     reused = {each.name for each in summary.stages if any_unchanged or each.tasks.reused}
-    names = [
-        stage.name
-        for stage in plan.stages
-        if stage.settings.tooling.record and stage.name in reused
-    ]
-    if names:
-        notes = replace(notes, not_recorded=NOT_RECORDED.format(", ".join(names)))
+    notes = InvocationNotes(not_recorded=not_recorded(plan.stages, reused))
     if count is None or invocation.totals.rows.all_read:
         return notes
     selected = count()
