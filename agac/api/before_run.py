@@ -14,7 +14,7 @@ from agac.api.status import shard_folders
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.keys import digest, is_job
 from agac.core.types import Row, counted, dollars
-from agac.engine.forecast.baseline import meant_before
+from agac.engine.forecast.baseline_run import meant_before
 from agac.engine.forecast.forecasts import PlanReport
 from agac.engine.walk.input_rows import LeftRows, left_rows, moved_rows
 from agac.plan.plan import Plan

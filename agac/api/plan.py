@@ -34,12 +34,8 @@ from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
 from agac.engine.ask.limits import Amount, balances_of
 from agac.engine.ask.limits import facts as budget_facts
-from agac.engine.forecast.baseline import (
-    Baseline,
-    BaselineRun,
-    InvocationChoice,
-    RemoteAnswers,
-)
+from agac.engine.forecast.baseline import Baseline, InvocationChoice, RemoteAnswers
+from agac.engine.forecast.baseline_run import BaselineRun
 from agac.engine.forecast.dry_run import Rows, dry_run
 from agac.engine.forecast.estimate import call_seconds, estimate
 from agac.engine.forecast.forecasts import PlanReport, needed

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from agac.api.batches import batch_lines
+from agac.api.before_run import not_recorded
 from agac.api.invocation_summary import (
     InvocationBatches,
     InvocationCalls,

@@ -33,7 +33,8 @@ from agac.core.types import Report, Usd, counted
 from agac.data.object_store import ObjectStore
 from agac.engine.ask.validate import Checker
 from agac.engine.batch.control import Control
-from agac.engine.forecast.baseline import Baseline, BaselineRun, InvocationChoice
+from agac.engine.forecast.baseline import Baseline, InvocationChoice
+from agac.engine.forecast.baseline_run import BaselineRun
 from agac.engine.forecast.dry_run import dry_run
 from agac.engine.invocation import Scope
 from agac.plan.plan import make_plan

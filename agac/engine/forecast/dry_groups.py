@@ -14,9 +14,10 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.keys import id_order, member_hash, snapshot
 from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import JSONValue, Row, RowId
-from agac.engine.forecast.baseline import ForecastRow, source_of
 from agac.engine.forecast.estimate import TEXT, USUAL_LENGTH, dummy_answer
+from agac.engine.forecast.forecast_rows import ForecastRow
 from agac.engine.forecast.forecasts import Guess
+from agac.engine.forecast.made_before import source_of
 from agac.engine.forecast.stored_answers import StoredAnswers
 from agac.engine.walk.derived_rows import DerivationFailed, RowDeriver, inner
 from agac.engine.walk.effects import descended
@@ -179,14 +180,14 @@ class ForecastDeriver:
 
     def times(self, maker: AnyStage, row: ForecastRow) -> int:
         """For how many rows a guess stands: fractions are passed on to the next row."""
-        each = self._answers.baseline.each.get(maker.name)
+        each = self._answers.baseline.made.each.get(maker.name)
         found = self._answers.of(maker)
         source: str | None
         if maker.makes == "rows":
             source = maker.name
         else:
             source = self._deriver.waits_for(maker, row.view)
-        run = self._answers.baseline.run if each is not None else None
+        run = self._answers.baseline.made.run if each is not None else None
         if each is not None:
             number = each
         elif maker.makes == "kept":
@@ -375,7 +376,7 @@ class GroupForecaster:
             if row.refused is not None:
                 continue
             if group.need is not None:
-                reason = self._baseline.passed_on(
+                reason = self._baseline.why.passed_on(
                     stage, row, group.need, group.reason or why.NOT_YET
                 )
                 row.view.unknown[ROWS_JSON] = reason
@@ -398,10 +399,10 @@ class GroupForecaster:
         """One row that stands for groups not known yet: each may change, with a part, one that
         would be reused."""
         found = self._answers.of(stage)
-        past = self._baseline.each.get(stage.name)
+        past = self._baseline.made.each.get(stage.name)
         least = 0 if known else 1
         further = min(max(round(past) - known if past is not None else 0, least), unassigned.rows)
-        run = self._baseline.run if past is not None else None
+        run = self._baseline.made.run if past is not None else None
         found.guess = Guess("groups", unassigned.need, float(known + further), run)
         found.exact = False
         reason = why.passed_on(unassigned.reason, unassigned.need)
@@ -470,7 +471,9 @@ class GroupForecaster:
                 group.view.own[ROWS_JSON] = array(texts)
             else:
                 group.characters = result * len(tops[number].children)
-                group.view.unknown.setdefault(ROWS_JSON, self._baseline.reason(stage, group, b""))
+                group.view.unknown.setdefault(
+                    ROWS_JSON, self._baseline.why.reason(stage, group, b"")
+                )
         return self._scratch.forget_parts() - sum(group.parts + group.in_batch for group in groups)
 
     def _values(self, group: int, parts: Sequence[Sequence[int]]) -> list[str] | None:
@@ -531,7 +534,7 @@ class GroupForecaster:
             elif task.fingerprint in in_batch:
                 of_group.in_batch += 1
             elif self._baseline.left(stage, row, task.fingerprint) is not None:
-                of_group.refused = self._baseline.left_reason(stage, row)
+                of_group.refused = self._baseline.why.left(stage, row)
             else:
                 of_group.parts += 1
                 answers.show(stage, row.id, task.messages)

@@ -26,10 +26,11 @@ from agac.core.types import Outcome, Row
 from agac.engine.decide.dedupe import decide as decide_on_equals
 from agac.engine.decide.duplicates import first_free_id, occurrence_of, state_of_repetition
 from agac.engine.decide.unfinished import is_finished, level_waits
-from agac.engine.forecast.baseline import Baseline, ForecastRow
+from agac.engine.forecast.baseline import Baseline
 from agac.engine.forecast.dry_groups import ForecastDeriver, GroupForecaster
 from agac.engine.forecast.estimate import call_seconds, estimate
 from agac.engine.forecast.estimate import request_characters as characters_of
+from agac.engine.forecast.forecast_rows import ForecastRow
 from agac.engine.forecast.forecasts import PlanReport, StageForecast
 from agac.engine.forecast.past_usage import PastUsage
 from agac.engine.forecast.planned_batches import planned_batches, planned_rounds
@@ -58,7 +59,7 @@ async def dry_run(baseline: Baseline, rows: Rows | None, *, show: int = 0) -> Pl
 
     Groups, and the first of equal rows, wait for all rows before them. If one of these stays open,
     the rows are walked once more, now with the stages that make nothing."""
-    await baseline.counted()
+    await baseline.read()
     waiting = frozenset[int]()
     while True:
         found = _nothing_found(baseline)

@@ -22,8 +22,9 @@ from agac.engine.decide.reuse import (
     taken_answer,
 )
 from agac.engine.decide.votes import VoteResult, outcome_of_vote
-from agac.engine.forecast.baseline import SAMPLE, Baseline, ForecastRow
+from agac.engine.forecast.baseline import SAMPLE, Baseline
 from agac.engine.forecast.estimate import TEXT, dummy_answer
+from agac.engine.forecast.forecast_rows import ForecastRow
 from agac.engine.forecast.forecasts import Guess, PlanReport, SamplePrompt, StageForecast
 from agac.engine.walk.effects import is_leave
 from agac.engine.walk.executor import NotReady, Task, TaskResult, Unknown
@@ -140,7 +141,7 @@ class StoredAnswers:
         known = {ErrorType.NO_CONSENSUS: why.NO_LEAD, ErrorType.EMPTY_PROMPT: why.EMPTY_PROMPT}.get(
             error.type
         )
-        self.block(stage, row, reason or known or self.baseline.left_reason(stage, row))
+        self.block(stage, row, reason or known or self.baseline.why.left(stage, row))
 
     def block(self, stage: AnyStage, row: ForecastRow, reason: str) -> None:
         """The row's task cannot be run, and neither can those that need it."""
@@ -354,7 +355,7 @@ class StoredAnswers:
             del row.view.unknown[ROWS_JSON]
             return Unknown(reason)
         found.asked(
-            self.baseline.passed_on(stage, row, task.need, reason),
+            self.baseline.why.passed_on(stage, row, task.need, reason),
             row.id,
             stage.replicas,
             row.times,
@@ -465,7 +466,7 @@ class StoredAnswers:
         """Counts a task that would be run. `needed` are the fingerprints that are surely asked;
         `spared` more may be."""
         found = self.of(stage)
-        reason = self.baseline.reason(stage, row, task.fingerprint)
+        reason = self.baseline.why.reason(stage, row, task.fingerprint)
         found.asked(reason, row.id, len(needed) + spared, row.times, spared)
         found.answered += row.times * self.baseline.answered(stage, row)
         found.remote += row.times * self._shared.issuperset(needed)
@@ -480,7 +481,7 @@ class StoredAnswers:
     def _not_called(self, stage: AnyStage, row: ForecastRow) -> None:
         """A function is taken to leave the row as it is, unless it gave lists before."""
         row.view.set_fields(stage, row.view.data(stage))
-        if stage.index in self.baseline.listing:
+        if stage.index in self.baseline.made.listing:
             row.lists[stage.index] = None
         elif stage.makes == "rows":
             self.of(stage).guess = Guess("rows", stage.name, 1.0, None)
