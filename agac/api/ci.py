@@ -1,9 +1,7 @@
-"""`agac ci`: what it is run for, by what the forge says; what a change does (`agac-pr.json`); runs
-after a merge."""
+"""`agac ci`: looks at a change, and says which workflows run after a merge."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections import Counter
@@ -13,13 +11,12 @@ from dataclasses import fields, is_dataclass, replace
 from glob import escape
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-
-from agac import __version__
 from agac.api.bugs import bug_problem
+from agac.api.ci_events import Event
 from agac.api.diff import WorkflowDiff, differences
+from agac.api.findings import Findings, PlanFigures, WorkflowFindings
 from agac.api.plan import plan_in
 from agac.api.project import Project, open_project
 from agac.api.run_options import RunOptions
@@ -30,16 +27,12 @@ from agac.api.versions import Version, project_at, refuse_empty, version_of
 from agac.api.workflow_tests import CaseResult, run_cases
 from agac.core.errors import (
     AgacError,
-    ExitCode,
     Problem,
     SpecError,
     UsageError,
     Where,
     any_error,
-    key_path,
 )
-from agac.engine.forecast.estimate import CostEstimate, summed
-from agac.engine.forecast.forecasts import PlanTotals
 from agac.plan.changes import Change
 from agac.spec import loader
 from agac.spec.git import Repository
@@ -55,245 +48,6 @@ from agac.store.db import open_for_reading
 from agac.store.runs import superseded_by
 
 _log = logging.getLogger("agac.ci")
-
-Kind = Literal["pull-request", "merge", "schedule"]
-
-
-class Event(NamedTuple):
-    """What `agac ci` is run for. `base` is the commit that a change is for, or that a push came
-    after, of the branch `into`; `head` the change's last one. `foreign`: it comes from another
-    repository."""
-
-    kind: Kind
-    base: str | None = None
-    head: str | None = None
-    into: str | None = None
-    foreign: bool = False
-
-
-def event_of(env: Mapping[str, str], kind: Kind | None = None) -> Event:
-    """What the forge says in its variables, and in GitHub's file; `kind` overrules it. Raises
-    UsageError."""
-    found = _github(env) if env.get("GITHUB_EVENT_NAME") else _gitlab(env)
-    if kind is not None:
-        if found is not None and found.kind == kind:
-            return found
-        return Event(kind)
-    if found is None:
-        said = env.get("GITHUB_EVENT_NAME") or env.get("CI_PIPELINE_SOURCE")
-        if said:
-            what = f"nothing is done for {said!r} of this branch"
-        else:
-            what = "no forge says what `agac ci` is run for"
-        remedy = "Add --event pull-request, --event merge or --event schedule."
-        raise UsageError(what, remedy=remedy)
-    return found
-
-
-def _github(env: Mapping[str, str]) -> Event | None:
-    name = env["GITHUB_EVENT_NAME"]
-    body = _github_body(env)
-    if name == "schedule":
-        return Event("schedule")
-    if name == "pull_request_target":
-        remedy = (
-            "Use `on: pull_request`, and post the comment from a second job (`on: workflow_run`)."
-        )
-        raise UsageError(
-            "pull_request_target runs what anybody wrote with your secrets", remedy=remedy
-        )
-    if name == "pull_request":
-        base, head = (_at(body, "pull_request", one) or {} for one in ("base", "head"))
-        ours, theirs = (_at(one, "repo", "full_name") for one in (base, head))
-        return Event(
-            "pull-request",
-            base.get("sha"),
-            head.get("sha"),
-            base.get("ref"),
-            not ours or ours != theirs,
-        )
-    default = _at(body, "repository", "default_branch")
-    if name == "push" and default and _at(body, "ref") == f"refs/heads/{default}":
-        return Event("merge", _before(_at(body, "before")), _at(body, "after"), default)
-    return None
-
-
-def _github_body(env: Mapping[str, str]) -> dict[str, Any]:
-    """Reads the file in which GitHub describes the event to a job; empty if there is none. Raises
-    UsageError."""
-    file = Path(env.get("GITHUB_EVENT_PATH", ""))
-    if not file.is_file():
-        return {}
-    try:
-        return dict(json.loads(file.read_bytes()))
-    except (ValueError, TypeError) as error:
-        remedy = "Unset it, and say with --event what is meant."
-        raise UsageError(
-            f"GITHUB_EVENT_PATH: {file} is no JSON object: {error}", remedy=remedy
-        ) from None
-
-
-def _at(body: Any, *keys: str) -> Any:
-    for key in keys:
-        body = body.get(key) if isinstance(body, dict) else None
-    return body
-
-
-def _before(commit: str | None) -> str | None:
-    return commit if commit and commit.strip("0") else None  # of a branch's first push it is nought
-
-
-def _gitlab(env: Mapping[str, str]) -> Event | None:
-    get, head = env.get, env.get("CI_COMMIT_SHA")
-    match get("CI_PIPELINE_SOURCE"):
-        case "merge_request_event":
-            ours, theirs = (get(f"CI_MERGE_REQUEST_{one}PROJECT_ID") for one in ("", "SOURCE_"))
-            base, into = (
-                get(f"CI_MERGE_REQUEST_{one}") for one in ("DIFF_BASE_SHA", "TARGET_BRANCH_NAME")
-            )
-            # of a pipeline of the merged result
-            head = get("CI_MERGE_REQUEST_SOURCE_BRANCH_SHA") or head
-            return Event("pull-request", base, head, into, not ours or ours != theirs)
-        case "push" if get("CI_COMMIT_BRANCH") == (default := get("CI_DEFAULT_BRANCH", "")):
-            return Event("merge", _before(get("CI_COMMIT_BEFORE_SHA")), head, default)
-        case "schedule":
-            return Event("schedule")
-    return None
-
-
-# What a change does: `agac-pr.json`, of which the comment is made, also by a job that has none of
-# the code.
-
-MAX_BYTES = 10_000_000  # of a file with findings
-_Count = Annotated[int, Field(ge=-(10**15), le=10**15)]
-
-
-class Figures(BaseModel):
-    """Of what a report prints as JSON, what a comment says. Read back, its numbers are finite."""
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-
-class StageFigures(Figures):
-    """A stage of a plan, as `StageForecast` has it."""
-
-    name: str
-    run_mode: str | None
-    run: _Count
-    reuse: _Count
-    least: _Count
-    most: _Count | None
-    exact: bool
-    simulated: bool
-    estimate: CostEstimate
-
-
-class PlanFigures(Figures, PlanTotals):
-    """A plan, as `PlanReport` has it."""
-
-    stages: list[StageFigures]
-
-
-class WorkflowFindings(Figures):
-    """A workflow that changed, or has `problems`. `plan` is that of the present version, and
-    `usd_more` what it costs more than that of the version before, where there was one; None: a
-    price is not known."""
-
-    workflow: str
-    how: str
-    changes: list[Change]
-    problems: list[Problem]
-    plan: PlanFigures | None = None
-    usd_more: float | None = None
-
-
-def _bounded(version: Version | None) -> Version | None:
-    if version is not None:
-        made_at = version.made_at if version.commit else 0  # a folder has none
-        if made_at is None or not (0 <= made_at < 1e11 and 0 <= (version.behind or 0) < 1e11):
-            raise ValueError("made_at is no moment, or behind no count")
-    return version
-
-
-class Findings(Figures):
-    """What a change does to the workflows of a `project` (its folder in the repository), `against`
-    a version before: `agac-pr.json`. `beside` is what it changes outside of workflows. `notes` say
-    what was left out and why; `max_usd` is the cap of the version before."""
-
-    format: Literal[1] = 1
-    agac: str = __version__
-    project: str = "."
-    head: str | None = None
-    against: Annotated[Version | None, AfterValidator(_bounded)] = None
-    untrusted: bool = False
-    workflows: list[WorkflowFindings] = []
-    problems: list[Problem] = []
-    lint: list[LintFinding] = []
-    tests: list[CaseResult] = []
-    beside: list[Change] = []
-    notes: list[str] = []
-    max_usd: float | None = None
-
-    @property
-    def all(self) -> PlanFigures:
-        """All plans as one."""
-        return PlanFigures(
-            stages=[stage for one in self.workflows if one.plan for stage in one.plan.stages]
-        )
-
-    @property
-    def usd(self) -> float | None:
-        """What is not simulated is expected to cost; None: a price is not known."""
-        return summed(one.estimate.usd for one in self.all.stages if one.run and not one.simulated)
-
-    @property
-    def over(self) -> bool:
-        """Whether that is more than `max_usd`, or nobody knows."""
-        return self.max_usd is not None and (self.usd is None or self.usd > self.max_usd)
-
-    def told(self, severity: str) -> list[Problem]:
-        """The errors, or the warnings, of agac.yml, of workflows and of tests."""
-        found = [*self.problems, *(problem for one in self.workflows for problem in one.problems)]
-        return [one for one in found if one.severity == severity]
-
-    @property
-    def quiet(self) -> bool:
-        """Whether there is nothing that a reviewer has to know."""
-        return not (self.workflows or self.beside or self.tests or self.told("error"))
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """0 fine, 2 files have errors, 3 a test failed, 4 above `max_usd`."""
-        if self.told("error"):
-            return ExitCode.USAGE
-        failed = any(one.result != "passed" for one in self.tests)
-        if failed:
-            return ExitCode.ROWS_FAILED
-        if self.over:
-            return ExitCode.LIMIT
-        return ExitCode.DONE
-
-
-def read_findings(path: Path) -> Findings:
-    """What another job wrote, who may be anybody. Raises UsageError where it is no such file."""
-    remedy = "Name the file that `agac ci` of the same version wrote (--out)."
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"{path} has more than {MAX_BYTES:,} bytes", remedy=remedy)
-        found = Findings.model_validate_json(path.read_bytes())
-        # as in `{}`, which would say that nothing changed
-        if "format" not in found.model_fields_set:
-            raise UsageError(f"{path}: format: it is missing", remedy=remedy)
-        return found
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", remedy=remedy) from None
-    except ValidationError as error:
-        (wrong, *_) = error.errors(include_url=False)
-        at = key_path(wrong["loc"])
-        raise UsageError(
-            f"{path}: {f'{at}: ' if at else ''}{wrong['msg']}", remedy=remedy
-        ) from None
-
 
 _FOREIGN = (
     "From another repository: no Python of it is imported, no variable is looked up, no "

@@ -20,7 +20,8 @@ from agac.core.types import counted
 from agac.data.files import write_whole
 
 if TYPE_CHECKING:
-    from agac.api.ci import Event, Findings, Kind
+    from agac.api.ci_events import Event, Kind
+    from agac.api.findings import Findings
     from agac.api.workflow_tests import WorkflowTestReport
 
 
@@ -76,7 +77,8 @@ def ci(
 ) -> int:  # fmt: skip
     """Exit 0 fine, 2 files have errors, 3 tests failed, 4 above `ci.max_usd`; after a merge the
     worst of all runs."""
-    from agac.api.ci import event_of, read_findings
+    from agac.api.ci_events import event_of
+    from agac.api.findings import read_findings
     from agac.api.versions import refuse_empty
 
     if findings is not None:

@@ -12,8 +12,8 @@ from agac.core.types import counted, dollars
 from agac.core.word_diff import Span, value_diff
 
 if TYPE_CHECKING:
-    from agac.api.ci import PlanFigures, StageFigures
     from agac.api.diff import PlanComparison
+    from agac.api.findings import PlanFigures, StageFigures
     from agac.api.versions import Version
     from agac.engine.forecast.estimate import CostEstimate
     from agac.engine.forecast.forecasts import PlanReport, StageForecast

@@ -19,8 +19,8 @@ from agac.core.word_diff import as_markdown
 from agac.engine.forecast.estimate import summed
 
 if TYPE_CHECKING:
-    from agac.api.ci import Findings, WorkflowFindings
     from agac.api.diff import DiffReport
+    from agac.api.findings import Findings, WorkflowFindings
     from agac.api.workflow_tests import CaseResult
     from agac.plan.changes import Change
 

@@ -15,7 +15,9 @@ from support.project import SENTIMENT, ProjectFolder, Ran
 from support.repository import Git, committed
 from support.server import Faulty, Server
 
-from agac.api.ci import Event, Findings, check_change, event_of, read_findings
+from agac.api.ci import check_change
+from agac.api.ci_events import Event, event_of
+from agac.api.findings import Findings, read_findings
 from agac.cli.markdown import MOST, comment_text
 from agac.core.errors import UsageError
 

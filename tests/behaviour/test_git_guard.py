@@ -8,7 +8,8 @@ from support.project import ProjectFolder
 from support.repository import Git, committed
 
 from agac import api
-from agac.api.ci import Event, check_change, workflows_to_run
+from agac.api.ci import check_change, workflows_to_run
+from agac.api.ci_events import Event
 from agac.api.fix import reviewer
 from agac.api.project import open_project
 from agac.api.versions import project_at, version_of

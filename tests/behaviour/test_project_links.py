@@ -14,7 +14,8 @@ from support.server import Server
 from test_completion import completed
 
 import agac
-from agac.api.ci import Event, check_change
+from agac.api.ci import check_change
+from agac.api.ci_events import Event
 from agac.api.workflow_view import workflow_view
 from agac.core.errors import UsageError
 from agac.spec.agent_cards import chosen_card

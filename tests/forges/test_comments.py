@@ -11,7 +11,7 @@ from support.action import Ended, post
 from support.forges import FakeForge, Fault, serving
 from support.services import services, starts_service
 
-from agac.api.ci import Findings, WorkflowFindings
+from agac.api.findings import Findings, WorkflowFindings
 from agac.cli.markdown import comment_text
 
 MARKER = "<!-- agac:shop -->"
