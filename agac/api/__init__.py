@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.new_project import examples, init
     from agac.api.notify import NotifyReport, notify_test
     from agac.api.plan import Quote, plan
-    from agac.api.job import ProcessOptions
+    from agac.api.job_options import ProcessOptions
     from agac.api.process import process, process_plan, resume
     from agac.api.project_check import CheckReport, validate
     from agac.api.run_options import RunOptions

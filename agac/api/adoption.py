@@ -1,11 +1,11 @@
 """Results from elsewhere (`agac process --resume`): lines of an OUTPUT that the store does not
-know become answers of the job, if it is sure which row each is of."""
+know become answers of the job, if it is certain which row each belongs to."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,31 +23,64 @@ from agac.engine.output.run_outputs import PLAIN_MERGES
 from agac.plan.plan import Plan, Selection, make_plan
 from agac.plan.render import Preparer
 from agac.plan.stage import PlannedStage
-from agac.store.found_answers import FoundLine, MatchingRow, found_answers, keep_found
+from agac.store.found_answers import FoundCounts, FoundLine, MatchingRow, found_answers, keep_found
 from agac.store.writer import open_database
 
 _COPIED = "replace the file with --overwrite, which keeps a copy."
 
+_SHOWN_CHARACTERS = 60
+"""Characters of a result that are shown."""
+
 
 async def adopt(job: Job, confirm: Confirm | None, *, dry: bool = False) -> None:
     """Adopts the results in OUTPUT that are not empty and pass the job's schema or format. Says
-    how many there are and shows some, and asks first; with `dry` it only says so. Raises
-    UsageError for damaged lines, where rows have no ids but their numbers, and without a yes."""
+    how many there are, shows some of them, and asks first; `dry`: it only says so. Raises
+    UsageError for damaged lines, for rows that have no ids but their numbers, and without a yes."""
+    _refuse_unfit_options(job)
+    opened = project_of(job, job.root)
+    checked, _ = ready_workflow(opened, job, job.of_run())
+    plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
+    stage = _adopting_stage(job, plan)
+    torn = list[bytes]()
+    rows = _matching_rows(plan, stage, checked.rows(Selection()))
+    async with open_database(database_path(job.root)) as database:
+        counts, most_common, first = await found_answers(database, _lines(job, stage, torn), rows)
+        description = _description(job, plan, counts, len(torn))
+        if first:
+            description += _examples(most_common, first)
+        if not counts.of_rows:
+            remedy = f"Check --id-field and the schema, or {_COPIED}"
+            raise UsageError(f"nothing was adopted: {description}", remedy=remedy)
+        if not (dry or job.options.yes):
+            remedy = f"Add --yes to adopt them, or {_COPIED}"
+            ask(confirm, "nothing was adopted", description, "Adopt these as answers?", remedy)
+        if not dry:
+            await keep_found(database, job.name, job.output, time.time())
+    file, document, problems = job.read
+    if dry:
+        text = f"this plan is without what --resume adopts: {description}"
+    else:
+        text = f"adopted: {description}"
+    job.read = file, document, [*problems, Problem(Where(job.output), text, "warning")]
+
+
+def _refuse_unfit_options(job: Job) -> None:
+    """Raises UsageError for a job whose OUTPUT does not have results as they are stored."""
     options = job.options
-    name = job.output
     if options.fresh or options.merge not in PLAIN_MERGES or job.format != "jsonl":
         what = (
-            f"{name}: --resume adopts a jsonl file that was written without --merge, and "
+            f"{job.output}: --resume adopts a jsonl file that was written without --merge, and "
             "not with --fresh"
         )
         raise UsageError(what, remedy=f"Leave them out, or {_COPIED}")
-    opened = project_of(job, job.root)
-    torn = list[bytes]()
-    checked, _ = ready_workflow(opened, job, job.of_run())
-    plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
+
+
+def _adopting_stage(job: Job, plan: Plan) -> PlannedStage:
+    """Returns the stage whose answers the results become. Raises UsageError if it cannot have
+    any."""
     if plan.input.id_field is None:
         what = (
-            f"{name}: --resume finds the row of a result by its id, and these rows only "
+            f"{job.output}: --resume finds the row of a result by its id, and these rows only "
             "have numbers"
         )
         remedy = (
@@ -58,50 +91,47 @@ async def adopt(job: Job, confirm: Confirm | None, *, dry: bool = False) -> None
     (stage,) = plan.asking
     if stage.reuse == "never":
         raise UsageError(
-            f"{name}: `reuse: never` of agac.yml adopts nothing either", remedy="Remove it."
+            f"{job.output}: `reuse: never` of agac.yml adopts nothing either", remedy="Remove it."
         )
-    rows = _matching_rows(plan, stage, checked.rows(Selection()))
-    async with open_database(database_path(job.root)) as database:
-        found, common, first = await found_answers(database, _lines(job, stage, torn), rows)
-        refused = found.other_input + found.row_numbers
-        numbered = f"with row numbers for ids, which are not values of {plan.input.id_field!r}"
-        told = {
-            "empty, failed or unfit": found.ids - found.answers,
-            "of other rows": found.answers - found.of_rows - refused,
-            "with an `input` that is not the row's": found.other_input,
-            numbered: found.row_numbers,
-            "repeated further down, where the last line counts": found.repeated,
-            "torn at the end": len(torn),
-        }
-        said = f"{name} has {counted(found.of_rows, 'result')} for rows of the input"
-        said += "".join(f"; {count:,} {what}" for what, count in told.items() if count)
-        often = ", ".join(f"{count:,} × {cropped(plain(value), 60)}" for value, count in common)
-        shown = ", ".join(f"{row_id!r}: {cropped(plain(value), 60)}" for row_id, value in first)
-        said += f"; the commonest: {often}; for example {shown}" if first else ""
-        if not found.of_rows:
-            remedy = f"Check --id-field and the schema, or {_COPIED}"
-            raise UsageError(f"nothing was adopted: {said}", remedy=remedy)
-        if not (dry or options.yes):
-            remedy = f"Add --yes to adopt them, or {_COPIED}"
-            ask(confirm, "nothing was adopted", said, "Adopt these as answers?", remedy)
-        if not dry:
-            await keep_found(database, job.name, name, time.time())
-    file, document, problems = job.read
-    if dry:
-        text = f"this plan is without what --resume adopts: {said}"
-    else:
-        text = f"adopted: {said}"
-    job.read = file, document, [*problems, Problem(Where(name), text, "warning")]
+    return stage
+
+
+def _description(job: Job, plan: Plan, counts: FoundCounts, torn: int) -> str:
+    """Describes how many results are adopted, and how many lines are not, for which reasons."""
+    refused = counts.other_input + counts.row_numbers
+    not_adopted = {
+        "empty, failed or unfit": counts.ids - counts.answers,
+        "of other rows": counts.answers - counts.of_rows - refused,
+        "with an `input` that is not the row's": counts.other_input,
+        f"with row numbers for ids, which are not values of {plan.input.id_field!r}": (
+            counts.row_numbers
+        ),
+        "repeated further down, where the last line counts": counts.repeated,
+        "torn at the end": torn,
+    }
+    text = f"{job.output} has {counted(counts.of_rows, 'result')} for rows of the input"
+    return text + "".join(f"; {count:,} {why}" for why, count in not_adopted.items() if count)
+
+
+def _examples(most_common: Sequence[tuple[str, int]], first: Sequence[tuple[str, str]]) -> str:
+    """Describes the most common results, and shows the first ones with their rows."""
+    often = ", ".join(
+        f"{count:,} × {cropped(plain(value), _SHOWN_CHARACTERS)}" for value, count in most_common
+    )
+    shown = ", ".join(
+        f"{row_id!r}: {cropped(plain(value), _SHOWN_CHARACTERS)}" for row_id, value in first
+    )
+    return f"; the commonest: {often}; for example {shown}"
 
 
 def _lines(job: Job, stage: PlannedStage, torn: list[bytes]) -> Iterator[FoundLine]:
-    """The lines of OUTPUT, without a last one that is `torn`. Raises UsageError for other
-    damage."""
+    """Reads the lines of OUTPUT. A last line that was not written to its end goes to `torn`. Raises
+    UsageError for other damage."""
     checker = Checker(stage)
     with (job.root / job.output).open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                found = _line(json.loads(line), checker)
+                answer = _line(json.loads(line), checker)
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     return torn.append(line)
@@ -111,18 +141,18 @@ def _lines(job: Job, stage: PlannedStage, torn: list[bytes]) -> Iterator[FoundLi
                     "Nothing was adopted"
                 )
                 raise UsageError(what, remedy=f"Mend or remove the line, or {_COPIED}") from None
-            yield found
+            yield answer
 
 
 def _line(envelope: Any, checker: Checker) -> FoundLine:
-    """One line. Raises ValueError, TypeError or KeyError where it is not the result of a row."""
+    """Reads one line. Raises ValueError, TypeError or KeyError if it is not the result of a row."""
     row_id = envelope["id"]
     row_number = envelope.get("row_number")
-    fits = row_id.encode() if isinstance(row_id, str) else _is_integer(row_id)
-    if not fits:
+    if not _is_id(row_id):
         raise TypeError("its `id` is no id")
-    empty = envelope["result"] in (None, "", [], {}) or envelope["ok"] is not True
-    answer = None if empty else checker.kept(envelope["result"])
+    result = envelope["result"]
+    is_empty = result in (None, "", [], {}) or envelope["ok"] is not True
+    answer = None if is_empty else checker.kept(result)
     about = envelope.get("input")
     return FoundLine(
         str(row_id),
@@ -133,13 +163,22 @@ def _line(envelope: Any, checker: Checker) -> FoundLine:
     )
 
 
+def _is_id(value: object) -> bool:
+    """True for a text that is not empty, or a whole number. Raises ValueError for a text that the
+    store cannot hold."""
+    if isinstance(value, str):
+        return bool(value.encode())
+    return _is_integer(value)
+
+
 def _is_integer(value: object) -> bool:
     """True for a whole number that the store can hold."""
     return type(value) is int and value.bit_length() < 64
 
 
 def _matching_rows(plan: Plan, stage: PlannedStage, rows: Iterator[Any]) -> Iterator[MatchingRow]:
-    """The rows of the input that can be asked, with the fingerprints of what they are asked now."""
+    """Yields the rows of the input that can be asked, with the fingerprints of what they are asked
+    now."""
     preparer = Preparer(plan.stages, plan.vars, 0)
     for row in rows:
         if row.error is not None:
@@ -150,20 +189,20 @@ def _matching_rows(plan: Plan, stage: PlannedStage, rows: Iterator[Any]) -> Iter
             yield MatchingRow(row.id, row.ordinal, task.fingerprint, confirms)
 
 
-# Whether the `input` of a line is the row of the input with the same id.
+# Does the `input` of a line belong to the row with the same id?
 
 
 def _confirms(
     row: Mapping[str, JSONValue], messages: tuple[Message, ...], text: str
 ) -> bool | None:
-    """Whether the `input` of a line, as JSON, is this row: the fields that both have are equal, or
-    it is a text that is the value of a field or the prompt. None where nothing can be compared."""
+    """True if the `input` of a line, as JSON, is this row: the fields that both have are equal, or
+    it is a text that is the value of a field or the prompt. None if nothing can be compared."""
     about: JSONValue = json.loads(text)
     if isinstance(about, dict):
-        both = about.keys() & row.keys()
-        if both:
-            return all(_is_same(about[name], row[name]) for name in both)
-        return None
+        shared = about.keys() & row.keys()
+        if not shared:
+            return None
+        return all(_is_same(about[name], row[name]) for name in shared)
     texts = [message.text for message in messages]
     return any(_is_same(about, value) for value in (*row.values(), *texts))
 
@@ -177,12 +216,11 @@ def _is_same(value: JSONValue, other: JSONValue) -> bool:
 
 
 def _as_read(value: JSONValue) -> str:
-    """The value as JSON, with texts that are JSON read first."""
+    """Returns the value as JSON. A text that is JSON is read first."""
     if isinstance(value, str):
+        word = value.strip().lower()
         try:
-            value = json.loads(
-                value.strip().lower() if value.strip().lower() in ("true", "false") else value
-            )
+            value = json.loads(word if word in ("true", "false") else value)
         except (ValueError, RecursionError):
             return encode(value)
     if isinstance(value, float) and value.is_integer():

@@ -9,7 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agac.api.job import STDOUT, WRITTEN, Job, ProcessOptions, job_root
+from agac.api.job import STDOUT, WRITTEN, Job, job_root
+from agac.api.job_options import ProcessOptions
 from agac.api.process import process
 from agac.api.report import RunReport
 from agac.api.run import WORST_FIRST

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from agac.api.job import Job, ProcessOptions, is_outside, said
+from agac.api.job import Job, is_outside, set_keys
+from agac.api.job_options import ProcessOptions
 from agac.core.arguments import typed
 from agac.core.errors import SpecError, UsageError
 from agac.data.files import refuse_target, write_whole
@@ -126,7 +127,7 @@ def _asked(llm: LlmFile) -> dict[str, Any]:
     if (llm.base_url or llm.api_key) and (
         name := llm.provider or (llm.model or "").partition("/")[0]
     ):
-        found["provider"] = said(name=name, base_url=llm.base_url, api_key=llm.api_key)
+        found["provider"] = set_keys(name=name, base_url=llm.base_url, api_key=llm.api_key)
     return found
 
 
@@ -188,20 +189,20 @@ def save_job(
         raise UsageError(
             what, remedy=f"Put `providers: {{{', '.join(job.providers)}: …}}` into agac.yml."
         )
-    told = said(
+    told = set_keys(
         model=options.model,
         backend=options.backend,
         run_mode=options.run_mode,
         concurrency=options.parallel,
     )
     if isinstance(options.budget, Budget):
-        budget = said(**asdict(options.budget))
+        budget = set_keys(**asdict(options.budget))
     else:
         budget = None
     keys = job.keys | {
-        "input": job.keys["input"] | said(sql=options.sql),
+        "input": job.keys["input"] | set_keys(sql=options.sql),
         "stages": [job.keys["stages"][0] | told],
     }
-    keys |= said(budget=budget, max_errors=options.max_errors)
+    keys |= set_keys(budget=budget, max_errors=options.max_errors)
     write_whole(path, yaml_text(keys))
     return path

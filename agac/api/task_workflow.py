@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from agac.api.cards import lock_given
-from agac.api.job import STAGE
+from agac.api.ended_rows import STAGE
 from agac.api.project import project_of
 from agac.api.report import RunReport
 from agac.api.result_rows import result_reader

@@ -19,7 +19,8 @@ from support.project import ProjectFolder
 from support.shipped import ROOT, shipped_project
 from support.sources import write_sheets
 
-from agac.api.job import Job, ProcessOptions
+from agac.api.job import Job
+from agac.api.job_options import ProcessOptions
 from agac.api.project import open_project
 from agac.core.errors import SpecError, UsageError
 from agac.core.keys import Fingerprinter, canonical, snapshot

@@ -199,7 +199,7 @@ OPENED_OTHERWISE: dict[str, tuple[set[str], str]] = {
     "api/bugs.py": ({"report.write_text"}, "a new folder for temporary files"),
     "api/ci.py": ({"file.read_bytes", "path.read_bytes"}, "a user types it, or the forge names it in a variable"),
     "api/trace_files.py": ({"folder.iterdir"}, "a user types it"),
-    "api/job.py": ({"path.open"}, "OUTPUT, which a user types"),
+    "api/ended_rows.py": ({"path.open"}, "OUTPUT, which a user types"),
     "api/new_project.py": ({"(root / f'agentcards/{name}.md').read_text",
                             "(root / f'workflows/{example}.yml').read_text", "folder.glob", "path.read_text",
                             "root.glob", "source.read_bytes", "target.read_bytes", "targets[path].write_bytes",
