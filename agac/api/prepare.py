@@ -5,9 +5,9 @@ Nothing was paid, and no output has changed, when `prepared` gives what it built
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -33,7 +33,6 @@ from agac.api.trace_files import refuse_foreign
 from agac.api.watched_run import RowCount, counted_or_estimated
 from agac.core.errors import Problem, SpecError, UsageError
 from agac.core.keys import canonical, is_job
-from agac.core.types import Row
 from agac.data.sources import place_of
 from agac.engine.batch.control import Control
 from agac.engine.batch.coordinator import Stale
@@ -41,14 +40,12 @@ from agac.engine.invocation import (
     Answers,
     Batching,
     Clocks,
-    CommitWatcher,
     Hooks,
     Reading,
     Retry,
     Scope,
     ShownReplies,
     ToolUse,
-    UnknownCalls,
     Work,
 )
 from agac.engine.output.run_outputs import target_of
@@ -70,7 +67,7 @@ from agac.store.writer import open_database
 
 if TYPE_CHECKING:
     from agac.engine.sharding.shard_run import ShardRun
-    from agac.engine.workers.pool import RunExecutor
+    from agac.engine.workers.pool import RunExecutor, WorkerSetup
 
 FOLDER = "batches"
 """The folder of batches' files, next to the database."""
@@ -78,7 +75,7 @@ FOLDER = "batches"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvocationRequest:
-    """What a caller wants of one invocation, besides a workflow and options."""
+    """A request for one invocation, besides a workflow and options."""
 
     retry: Retry | None = None
     """The rows of a stored run to take up again; None: rows of the input."""
@@ -92,9 +89,10 @@ class InvocationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What the store and the input say about an invocation before it begins."""
+    """Facts of the store and the input about an invocation before it begins."""
 
     warnings: list[Problem]
+    """What to warn of before the first call."""
 
     count: Callable[[], RowCount | None]
     """Counts the rows of the invocation, as far as that is cheap."""
@@ -111,13 +109,16 @@ class PreparedRun:
     """An invocation that may begin once a person has agreed to it."""
 
     opened: Project
+    """The project."""
 
     database: Database
     """Open until the block of `prepared` ends."""
 
     checked: CheckedWorkflow
+    """The workflow, checked."""
 
     options: RunOptions
+    """The options, with the input that was kept."""
 
     built: BuiltWorkflow | None
     """The workflow, if a program built it."""
@@ -126,15 +127,17 @@ class PreparedRun:
     """The plan of the whole invocation; `work` may be that of its first rows alone."""
 
     work: Work
+    """What the invocation works on."""
 
     elsewhere: bool
     """True if the state is in a folder of its own, so that no outputs are written."""
 
     inspection: Inspection
+    """Facts of the store and the input."""
 
     @property
     def given(self) -> dict[str, object]:
-        """What it takes to ask for the same invocation again, by option."""
+        """The options with which the same invocation can be made again."""
         return self.options.given() | dict(self.built.given if self.built else {})
 
     @property
@@ -160,46 +163,16 @@ async def prepared(
     if elsewhere:
         checked = _written_into(opened.state, checked)
     _refuse_impossible(checked, options)
-    scope = options.scope([stage.name for stage in checked.workflow.stages])
     built = workflow if isinstance(workflow, BuiltWorkflow) else None
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(opened.store))
-        providers, plan = await reach_providers(stack, opened, database, checked, options)
-        is_test = request.answers is not None
-        sharding = None
-        if plan.selection.shard is not None and not is_test and not elsewhere:
-            sharding = await _held_shard(stack, opened, database, plan, fresh=options.fresh)
-        pays = () if is_test else plan.asking
-        control = await stack.enter_async_context(controlled(opened, database, plan.workflow, pays))
-        executor = None
-        if not is_test and not options.stream:
-            executor = await executor_of(opened, database, plan, options.executor)
-        if elsewhere or is_test or (built is not None and "trial" in built.given):
-            plan = _without_messages(plan)
-        read = sharding.read if sharding is not None else None
-        wanted = WorkOptions(
-            rows=partial(checked.rows, plan.selection, read=read),
-            place=partial(place_of, checked.source),
-            scope=scope,
-            retry=request.retry,
-            fresh=options.fresh,
-            refresh_tools=options.refresh_tools,
-            calls=options.calls,
-            discards=options.discard_decisions,
-            watcher=built.watcher if built else None,
-            replies=_shown_replies(stack, opened) if options.stream else None,
-            answers=request.answers,
-            executor=executor,
-        )
-        agreement = BatchSettings(wait=options.wait, yes=options.yes, confirm=confirm)
-        batching = batching_of(
-            opened, providers, plan.workflow, agreement, control=control, sharding=sharding
-        )
-        work = work_of(opened, plan, batching, wanted)
+        work = await _build_work(stack, opened, database, checked, options, request, confirm, built)
+        plan = work.plan
         inspection = await _inspected(opened, database, checked, work, options, elsewhere=elsewhere)
         quotes = built.quotes if built is not None and not options.yes else None
         if await asks_first_rows_alone(database, work, quotes):
-            work = work_of(opened, by_calls(plan), batching, replace(wanted, first=FIRST_ROWS))
+            first_alone = replace(work.reading, first=FIRST_ROWS)
+            work = replace(work, plan=by_calls(work.plan), reading=first_alone)
         yield PreparedRun(
             opened=opened,
             database=database,
@@ -213,6 +186,56 @@ async def prepared(
         )
 
 
+async def _build_work(
+    stack: AsyncExitStack,
+    opened: Project,
+    database: Database,
+    checked: CheckedWorkflow,
+    options: RunOptions,
+    request: InvocationRequest,
+    confirm: Confirm | None,
+    built: BuiltWorkflow | None,
+) -> Work:
+    """Plans an invocation and builds its Work. Providers, a shard and the remote's control are held
+    until the `stack` ends."""
+    providers, plan = await reach_providers(stack, opened, database, checked, options)
+    elsewhere = opened.state != opened.root
+    is_test = request.answers is not None
+    sharding = None
+    if plan.selection.shard is not None and not is_test and not elsewhere:
+        sharding = await _held_shard(stack, opened, database, plan, fresh=options.fresh)
+    pays = () if is_test else plan.asking
+    control = await stack.enter_async_context(controlled(opened, database, plan.workflow, pays))
+    executor = None
+    if not is_test and not options.stream:
+        executor = await executor_of(opened, database, plan, options.executor)
+    is_trial = built is not None and "trial" in built.given
+    if elsewhere or is_test or is_trial:
+        plan = _without_messages(plan)
+    settings = BatchSettings(wait=options.wait, yes=options.yes, confirm=confirm)
+    batching = batching_of(
+        opened, providers, plan.workflow, settings, control=control, sharding=sharding
+    )
+    read = sharding.read if sharding is not None else None
+    rows = partial(checked.rows, plan.selection, read=read)
+    hooks = Hooks(
+        watcher=built.watcher if built else None,
+        replies=_shown_replies(stack, opened) if options.stream else None,
+        answers=request.answers,
+        executor=executor,
+    )
+    return work_of(
+        opened,
+        plan,
+        batching,
+        options,
+        reading=Reading(rows, partial(place_of, checked.source)),
+        scope=options.scope([stage.name for stage in checked.workflow.stages]),
+        retry=request.retry,
+        hooks=hooks,
+    )
+
+
 async def _inspected(
     opened: Project,
     database: Database,
@@ -222,8 +245,8 @@ async def _inspected(
     *,
     elsewhere: bool,
 ) -> Inspection:
-    """Looks at what the store and the input say about an invocation. Raises UsageError where it
-    may not begin."""
+    """Looks at what the store and the input say about an invocation. Raises UsageError if it may
+    not begin."""
     plan = work.plan
     retry = work.retry
     warnings = [*checked.warnings, *await moved_names(database, checked.workflow, plan)]
@@ -257,13 +280,13 @@ async def _held_shard(
 
 
 def _written_into(state: Path, checked: CheckedWorkflow) -> CheckedWorkflow:
-    """The workflow with its results in the state folder, and in no table."""
+    """Returns the workflow with its results in the state folder, and in no table."""
     output = replace(checked.workflow.output, dir=state / "output", to=None)
     return replace(checked, workflow=replace(checked.workflow, output=output))
 
 
 def _without_messages(plan: Plan) -> Plan:
-    """The plan without `notify`: somebody tries something."""
+    """Returns the plan without `notify`, for trials and tests."""
     return replace(plan, rules=replace(plan.rules, notify=()))
 
 
@@ -274,7 +297,7 @@ def _shown_replies(stack: AsyncExitStack, opened: Project) -> ShownReplies:
     return replies
 
 
-# What cannot be done.
+# Options that cannot be carried out.
 
 
 def _refuse_impossible(checked: CheckedWorkflow, options: RunOptions) -> None:
@@ -304,8 +327,8 @@ async def _refuse_changed(database: Database, plan: Plan, retry: Retry) -> None:
 
 
 async def _refuse_replay(database: Database, workflow: str, run: int) -> None:
-    """Raises UsageError where a run cannot give calls of tools; of jobs, each a workflow of its
-    own, any other may."""
+    """Raises UsageError if a run cannot give calls of tools: it is a run of another workflow.
+    Jobs are workflows of their own, and may take calls of any other job."""
     record = await runs.read_run(database, run)
     if record is None:
         what = "there is no such run"
@@ -319,7 +342,7 @@ async def _refuse_replay(database: Database, workflow: str, run: int) -> None:
 
 
 async def _refuse_fresh(database: Database, workflow: str) -> None:
-    """Raises UsageError while batches of the workflow are open: what they hold would be asked, and
+    """Raises UsageError while batches of the workflow are open: their requests would be sent, and
     paid, twice."""
     batches = [batch for batch in await unfinished_batches(database, workflow) if batch.open]
     if not batches:
@@ -336,8 +359,7 @@ async def _refuse_fresh(database: Database, workflow: str) -> None:
     )
 
 
-# The parts of an invocation, as `agac batch retrieve`, `cancel`, `try` and `agac doctor` put them
-# together too.
+# The parts of an invocation. `agac batch retrieve`, `cancel`, `try` and `agac doctor` use them too.
 
 
 async def reach_providers(
@@ -378,7 +400,7 @@ async def reachable(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
-    """What an invocation may do with batches."""
+    """Settings of one invocation for batches."""
 
     wait: bool = False
     """True to wait until all batches have ended."""
@@ -411,9 +433,9 @@ def batching_of(
     """Makes what an invocation needs for its batches."""
 
     async def agree(stale: Stale) -> bool:
-        """True if anything may be submitted next to batches that hold what is no longer asked. A
-        command that retrieves submits nothing, and is not asked. Raises UsageError where nobody
-        can say yes."""
+        """True if anything may be submitted while batches with requests that are no longer needed
+        are open. A command that retrieves submits nothing, and is not asked. Raises UsageError if
+        nobody can say yes."""
         if request.yes or request.retrieves is not None:
             return request.yes
         confirm_stale(workflow, stale_facts(stale, providers), request.confirm)
@@ -436,87 +458,71 @@ def batching_of(
 async def executor_of(
     opened: Project, database: Database, plan: Plan, chosen: Literal["ray", "local"] | None
 ) -> RunExecutor | None:
-    """Makes what carries out calls and functions: as `chosen`, else as agac.yml says. None: this
-    process alone."""
+    """Makes what carries out calls and functions: as `chosen`, else as agac.yml says. Returns None
+    if this process alone does."""
     settings = None
     if chosen != "local":
         settings = opened.spec.file.executor or (ExecutorFile() if chosen else None)
     if settings is None and not await runs.given_calls(database, plan.workflow):
         return None
-    from agac.engine.workers.pool import RunExecutor, WorkerSetup
+    from agac.engine.workers.pool import RunExecutor
 
-    agents = [
-        member.agent_spec
-        for stage in plan.asking
-        for member in family(stage)
-        if member.agent_spec is not None
-    ]
-    local = [stage.operation for stage in plan.stages if isinstance(stage, LocalStage)]
-    providers = [
-        model.provider
-        for stage in plan.asking
-        for member in family(stage)
-        for model in member.models
-    ]
-    remote = opened.env.get("AGAC_REMOTE") or opened.spec.file.remote.url
-    setup = WorkerSetup(
-        root=str(opened.root),
-        providers=opened.spec.file.providers,
-        asked=sorted({provider.name for provider in providers}),
-        simulators={
-            provider.name: (provider.base_url, provider.simulator_key)
-            for provider in providers
-            if provider.embedded
-        },
-        remote=remote,
-        functions=[
-            *(operation.function for operation in local if isinstance(operation, Python)),
-            *(tool for agent in agents for tool in agent.tools if tool.kind == "function"),
-        ],
-        token=await project_token(database) or "",
-    )
+    setup = await _worker_setup(opened, database, plan)
     if settings is None:
         return RunExecutor(ExecutorFile(), setup, None)
     return RunExecutor(settings, setup, import_module("agac.engine.workers.ray").open_workers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkOptions:
-    """What varies between the Works of one plan."""
+async def _worker_setup(opened: Project, database: Database, plan: Plan) -> WorkerSetup:
+    """Describes what workers need: the providers that are asked, and the functions that are
+    called."""
+    from agac.engine.workers.pool import WorkerSetup
 
-    rows: Callable[[], Iterator[Row]]
-    """Reads the selected rows anew."""
-
-    place: Callable[[int], str]
-    """Names a row of the last reading by its ordinal, for messages."""
-
-    scope: Scope = field(default_factory=Scope)
-    retry: Retry | None = None
-    fresh: bool = False
-    refresh_tools: bool = False
-    calls: UnknownCalls = "ask"
-
-    discards: bool = False
-    """True if what people decided before does not count any more."""
-
-    first: int | None = None
-    """So many rows are done, and the others wait; None: all are."""
-
-    watcher: CommitWatcher | None = None
-    replies: ShownReplies | None = None
-    answers: Answers | None = None
-    executor: RunExecutor | None = None
+    members = [member for stage in plan.asking for member in family(stage)]
+    providers = [model.provider for member in members for model in member.models]
+    simulators = {
+        provider.name: (provider.base_url, provider.simulator_key)
+        for provider in providers
+        if provider.embedded
+    }
+    operations = [stage.operation for stage in plan.stages if isinstance(stage, LocalStage)]
+    functions = [each.function for each in operations if isinstance(each, Python)]
+    agents = [member.agent_spec for member in members if member.agent_spec is not None]
+    tools = [tool for agent in agents for tool in agent.tools if tool.kind == "function"]
+    return WorkerSetup(
+        root=str(opened.root),
+        providers=opened.spec.file.providers,
+        asked=sorted({provider.name for provider in providers}),
+        simulators=simulators,
+        remote=opened.env.get("AGAC_REMOTE") or opened.spec.file.remote.url,
+        functions=[*functions, *tools],
+        token=await project_token(database) or "",
+    )
 
 
-def work_of(opened: Project, plan: Plan, batching: Batching, options: WorkOptions) -> Work:
+NO_HOOKS = Hooks()
+"""Nothing follows an invocation, and it asks its providers itself."""
+
+
+def work_of(
+    opened: Project,
+    plan: Plan,
+    batching: Batching,
+    options: RunOptions,
+    *,
+    reading: Reading,
+    scope: Scope,
+    retry: Retry | None = None,
+    hooks: Hooks = NO_HOOKS,
+) -> Work:
     """Builds the Work of an invocation."""
     return Work(
         plan=plan,
-        reading=Reading(options.rows, options.place, options.first),
+        reading=reading,
         output_dir=opened.spec.shown(target_of(plan)),
         fresh=options.fresh,
-        scope=options.scope,
-        retry=options.retry,
+        scope=scope,
+        retry=retry,
         root=opened.root,
         redactor=opened.redactor(),
         clocks=Clocks(),
@@ -528,12 +534,6 @@ def work_of(opened: Project, plan: Plan, batching: Batching, options: WorkOption
             refresh=options.refresh_tools,
             unknown_calls=options.calls,
         ),
-        hooks=Hooks(
-            watcher=options.watcher,
-            replies=options.replies,
-            answers=options.answers,
-            otel=otel_settings(plan.rules, os.environ),
-            executor=options.executor,
-        ),
-        discards=options.discards,
+        hooks=replace(hooks, otel=otel_settings(plan.rules, os.environ)),
+        discards=options.discard_decisions,
     )

@@ -1,5 +1,5 @@
-"""`agac batch retrieve`, `wait`, `cancel` and `agac doctor`: they work with the stored definition
-and rows of a run."""
+"""`agac batch retrieve`, `wait` and `cancel`, and `agac doctor`. They work with the stored
+definition and rows of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from agac.api.notify_targets import with_named_targets
 from agac.api.plan import confirm_store
 from agac.api.prepare import (
     BatchSettings,
-    WorkOptions,
     batching_of,
     executor_of,
     reachable,
@@ -34,6 +33,7 @@ from agac.api.prepare import (
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, leave_in_remote, report_of
 from agac.api.run import walk_through
+from agac.api.run_options import RunOptions
 from agac.api.share import adopt_all, controlled
 from agac.api.status import database_path, find_run, given_flags, go_on
 from agac.api.stored_plan import recorded_plan
@@ -44,7 +44,7 @@ from agac.core.types import Report, counted
 from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
 from agac.engine.batch.doctor import Finding, adopt_as, batch_maintenance, compare, end, resubmit_as
 from agac.engine.batch.lifecycle import BatchContext
-from agac.engine.invocation import Clocks, Scope, Work
+from agac.engine.invocation import Clocks, Hooks, Reading, Scope, Work
 from agac.engine.output.output_folder import lost_store
 from agac.engine.run_state import Invocation, InvocationGoal
 from agac.providers.provider import Provider
@@ -191,13 +191,15 @@ async def _work_of_batches(
     batching = batching_of(
         opened, providers, plan.workflow, request, control=control, sharding=sharding
     )
-    options = WorkOptions(
-        rows=lambda: iter(()),
-        place=str,
+    return work_of(
+        opened,
+        plan,
+        batching,
+        RunOptions(),
+        reading=Reading(lambda: iter(()), str),
         scope=Scope(frozenset()) if request.only_takes else Scope(),
-        executor=await executor_of(opened, database, plan, executor),
+        hooks=Hooks(executor=await executor_of(opened, database, plan, executor)),
     )
-    return work_of(opened, plan, batching, options)
 
 
 async def _retrieved(

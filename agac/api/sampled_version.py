@@ -12,7 +12,7 @@ from typing import Any
 
 from agac.api.checked_workflow import CheckedWorkflow
 from agac.api.plan import Confirm, ask, confirm_store, planned
-from agac.api.prepare import BatchSettings, WorkOptions, batching_of, reach_providers, work_of
+from agac.api.prepare import BatchSettings, batching_of, reach_providers, work_of
 from agac.api.project import Project, project_of
 from agac.api.ready_workflow import made_ready
 from agac.api.run import walk_through
@@ -25,7 +25,7 @@ from agac.data.sources import place_of
 from agac.engine.forecast.baseline import InvocationChoice
 from agac.engine.forecast.estimate import summed
 from agac.engine.forecast.forecasts import PlanReport
-from agac.engine.invocation import Scope
+from agac.engine.invocation import Reading, Scope
 from agac.engine.run_state import Invocation, InvocationGoal
 from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, Selection, make_plan
@@ -105,16 +105,14 @@ class SampledVersion:
             )
             request = BatchSettings(wait=self.options.wait, yes=self.options.yes)
             batching = batching_of(self.opened, providers, plan.workflow, request)
-            wanted = WorkOptions(
-                rows=self.rows(chosen),
-                place=partial(place_of, self.checked.source),
+            work = work_of(
+                self.opened,
+                plan,
+                batching,
+                self.options,
+                reading=Reading(self.rows(chosen), partial(place_of, self.checked.source)),
                 scope=self.scope,
-                fresh=self.options.fresh,
-                refresh_tools=self.options.refresh_tools,
-                calls=self.options.calls,
-                discards=self.options.discard_decisions,
             )
-            work = work_of(self.opened, plan, batching, wanted)
             accepted = await confirm_store(database, work)
             invocation = Invocation(InvocationGoal({"trial": dict(flags)}, accepted=accepted))
             count = partial(RowCount, len(chosen), exact=True)
