@@ -21,8 +21,8 @@ from tempfile import TemporaryDirectory
 from figures import Figure, machine, machine_line, text_table
 from processes import AGAC, measured
 
-from agac.api import monitor
-from agac.api.monitor import RowFilters
+from agac.api import monitor, monitored_rows, run_curves
+from agac.api.monitored_rows import RowFilters
 from agac.store.writer import open_database
 
 MOST_MS = 300.0
@@ -129,17 +129,17 @@ async def readers(root: Path) -> dict[str, Callable[[], Awaitable[object]]]:
     """Every reader of the API, and every kind of list, also from the middle of the store."""
 
     async def behind(filters: RowFilters, place: list[object]) -> object:
-        return await monitor.arows(1, filters, json.dumps([[], *place]), project=root)
+        return await monitored_rows.arows(1, filters, json.dumps([[], *place]), project=root)
 
     def rows(**filters: str) -> Callable[[], Awaitable[object]]:
-        return lambda: monitor.arows(1, RowFilters(**filters), project=root)
+        return lambda: monitored_rows.arows(1, RowFilters(**filters), project=root)
 
     last = (await monitor.arun(1, project=root)).report["rows"]["total"]
     return {
         "runs": lambda: monitor.aruns(project=root),
         "a run": lambda: monitor.arun(1, project=root),
-        "curves": lambda: monitor.acurves(1, project=root),
-        "errors": lambda: monitor.aerrors(1, project=root),
+        "curves": lambda: run_curves.acurves(1, project=root),
+        "errors": lambda: monitored_rows.aerrors(1, project=root),
         "rows": rows(),
         "rows, from the middle": lambda: behind(RowFilters(), [last // 2, 0]),
         "rows by id, from the middle": lambda: behind(RowFilters(sort="id"), ["r-5", 0]),

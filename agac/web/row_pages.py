@@ -15,9 +15,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from agac import api
-from agac.api import monitor
+from agac.api import monitor, monitored_rows
 from agac.api.drawing_svg import page_style
-from agac.api.monitor import RowFilters, RowPage
+from agac.api.monitored_rows import RowFilters, RowPage
 from agac.api.row_report import row_page
 from agac.api.run_compare import compare_page
 from agac.api.sync import asynchronous
@@ -63,7 +63,7 @@ async def rows(request: Request) -> Response:
     given = request.query_params
     filters = filters_in(request)
     summary = (await monitor.arun(run, project=project)).record
-    page = await monitor.arows(run, filters, given.get("after"), LISTED, project=project)
+    page = await monitored_rows.arows(run, filters, given.get("after"), LISTED, project=project)
     start = request.url.remove_query_params("after")
     kinds = {error.type for error in summary.errors}
     return render(
@@ -88,13 +88,13 @@ async def rows_csv(request: Request) -> Response:
     run = request.path_params["run"]
     project = request.app.state.project
     filters = filters_in(request)
-    first = await monitor.arows(run, filters, None, CSV_PAGE, project=project)
+    first = await monitored_rows.arows(run, filters, None, CSV_PAGE, project=project)
 
     async def lines() -> AsyncIterator[str]:
         page = first
         yield _csv_text([CSV]) + _csv_text(_cells(page))
         while page.next:
-            page = await monitor.arows(run, filters, page.next, CSV_PAGE, project=project)
+            page = await monitored_rows.arows(run, filters, page.next, CSV_PAGE, project=project)
             yield _csv_text(_cells(page))
 
     headers = {"Content-Disposition": f'attachment; filename="run-{run}-rows.csv"'}
@@ -116,7 +116,7 @@ def _csv_text(rows: list[list[Any]]) -> str:
 async def errors(request: Request) -> Response:
     """Shows how the rows of a run failed, and the commands that try them again."""
     run = request.path_params["run"]
-    groups = await monitor.aerrors(run, project=request.app.state.project)
+    groups = await monitored_rows.aerrors(run, project=request.app.state.project)
     return render(request, "errors.html", title=f"Errors of run {run}", run=run, groups=groups)
 
 

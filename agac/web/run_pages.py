@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agac import api
-from agac.api import monitor
+from agac.api import monitor, run_curves
 from agac.api.status import database_files, database_path
 from agac.core.errors import AgacError, UsageError
 from agac.core.text import LINE_END
@@ -105,10 +105,10 @@ async def curves(request: Request) -> Response:
 
 async def _curves(request: Request) -> dict[str, Any]:
     run = request.path_params["run"]
-    return curves_of(await monitor.acurves(run, project=request.app.state.project))
+    return curves_of(await run_curves.acurves(run, project=request.app.state.project))
 
 
-def curves_of(found: monitor.RunCurves) -> dict[str, Any]:
+def curves_of(found: run_curves.RunCurves) -> dict[str, Any]:
     """Makes what the charts draw: the starts of the steps (seconds since 1970), their length, and
     the lines of the whole run by name.
 

@@ -15,9 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 from markupsafe import Markup
 
 from agac import api
-from agac.api import monitor
+from agac.api import monitor, monitored_rows, run_curves
 from agac.api.drawing_svg import page_style
-from agac.api.monitor import RowFilters
+from agac.api.monitored_rows import RowFilters
 from agac.api.row_report import row_page
 from agac.api.sync import asynchronous, blocking
 from agac.core.errors import UsageError
@@ -200,9 +200,9 @@ class StaticPages:
         for row_id, file in self.rows.items():
             record, rows = await asynchronous(row_page)(self.run, row_id, project=self.project)
             self.write(file, "row.html", f"Row {row_id}", run=record, rows=rows)
-        groups = await monitor.aerrors(self.run, project=self.project)
+        groups = await monitored_rows.aerrors(self.run, project=self.project)
         self.write("errors.html", "errors.html", "Errors", groups=groups)
-        curves = curves_of(await monitor.acurves(self.run, project=self.project))
+        curves = curves_of(await run_curves.acurves(self.run, project=self.project))
         graph = Markup((await api.agraph(run=self.run, project=self.project)).svg(styled=False))  # noqa: S704
         self.write(
             "index.html",
@@ -232,7 +232,7 @@ class StaticPages:
         after = None
         has_more = True
         while has_more:
-            page = await monitor.arows(
+            page = await monitored_rows.arows(
                 self.run, rows.filters, after, PER_PAGE, project=self.project
             )
             for position, row in enumerate(page.rows, seen):

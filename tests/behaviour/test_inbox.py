@@ -12,7 +12,7 @@ from support.server import Faulty, Server, simulator
 from support.soak import few
 
 import agac
-from agac.api import monitor
+from agac.api import monitor, run_curves
 from agac.core.errors import UsageError
 from agac.engine import heartbeat
 
@@ -88,7 +88,7 @@ async def test_lanes_are_sampled_while_calls_are_made_and_wait(project: ProjectF
     assert (max(one[3] for one in samples), samples[0][2]) == (4, 2)
     assert "limit" in {one[4] for one in samples}
     assert 0.5 < sum(one[5] for one in samples) < 60
-    curves = await monitor.acurves(1, project=project.root)
+    curves = await run_curves.acurves(1, project=project.root)
     assert list(curves.lanes) == ["local/small"]
 
 

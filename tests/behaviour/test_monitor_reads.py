@@ -9,8 +9,8 @@ import pytest
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
 
-from agac.api import monitor
-from agac.api.monitor import RowFilters
+from agac.api import monitor, monitored_rows, run_curves
+from agac.api.monitored_rows import RowFilters
 from agac.core.errors import TookTooLong, UsageError
 from agac.store import db, roll_ups
 
@@ -43,7 +43,7 @@ async def pages(project: ProjectFolder, filters: RowFilters, limit: int) -> list
     found: list[dict[str, Any]] = []
     after = None
     for _ in range(1000):
-        page = await monitor.arows(1, filters, after, limit, project=project.root)
+        page = await monitored_rows.arows(1, filters, after, limit, project=project.root)
         assert len(page.rows) <= limit
         found += page.rows
         after = page.next
@@ -102,12 +102,12 @@ async def test_rows_have_the_order_that_is_told(reviewed: ProjectFolder) -> None
         for row in await pages(reviewed, RowFilters(state="failed"), 2)
     ]
     assert by_error == sorted(by_error)
-    page = await monitor.arows(1, project=reviewed.root)
+    page = await monitored_rows.arows(1, project=reviewed.root)
     assert (page.sorted_by, page.sorts) == ("place", ("place", "id"))
     with pytest.raises(UsageError, match="cannot be sorted by cost"):
-        await monitor.arows(1, RowFilters(sort="cost"), project=reviewed.root)
+        await monitored_rows.arows(1, RowFilters(sort="cost"), project=reviewed.root)
     with pytest.raises(UsageError, match="no place in this list"):
-        await monitor.arows(1, after="[1", project=reviewed.root)
+        await monitored_rows.arows(1, after="[1", project=reviewed.root)
 
 
 async def test_a_row_in_a_list_says_what_its_calls_took(reviewed: ProjectFolder) -> None:
@@ -122,7 +122,7 @@ async def test_a_row_in_a_list_says_what_its_calls_took(reviewed: ProjectFolder)
 
 async def test_pages_go_on_while_rows_are_added(project: ProjectFolder) -> None:
     project.run(project.workflow(rows=30), limit=10)
-    first = await monitor.arows(1, None, None, 4, project=project.root)
+    first = await monitored_rows.arows(1, None, None, 4, project=project.root)
     with project.changed() as change:
         change(
             "INSERT INTO row (key, run_id, id, occurrence, ordinal, hash, data, state, seen) "
@@ -131,7 +131,7 @@ async def test_pages_go_on_while_rows_are_added(project: ProjectFolder) -> None:
     rest: list[Any] = [*first.rows]
     after = first.next
     while after is not None:
-        page = await monitor.arows(1, None, after, 4, project=project.root)
+        page = await monitored_rows.arows(1, None, after, 4, project=project.root)
         rest, after = [*rest, *page.rows], page.next
     assert [row["number"] for row in rest] == [*range(1, 11), *range(1001, 1011)]
 
@@ -147,7 +147,7 @@ async def test_rows_that_stages_made_are_listed_by_stage(project: ProjectFolder,
 async def test_looking_is_bounded_and_goes_on(reviewed: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roll_ups, "MOST_LOOKED", 5)
     monkeypatch.setattr(roll_ups, "AT_ONCE", 2)
-    page = await monitor.arows(1, RowFilters(text="number 39"), project=reviewed.root)
+    page = await monitored_rows.arows(1, RowFilters(text="number 39"), project=reviewed.root)
     assert (page.rows, page.next is not None) == ((), True)
     assert 5 <= page.looked <= 6
     (row,) = await pages(reviewed, RowFilters(text="number 39"), 50)
@@ -155,7 +155,7 @@ async def test_looking_is_bounded_and_goes_on(reviewed: ProjectFolder, monkeypat
 
 
 async def test_failures_are_grouped_with_examples_and_what_tries_them_again(reviewed: ProjectFolder) -> None:
-    groups = await monitor.aerrors(1, project=reviewed.root)
+    groups = await monitored_rows.aerrors(1, project=reviewed.root)
     told = Counter({(one.stage, one.type): one.rows for one in groups})
     text = "SELECT error_stage, error_type, count(*) FROM row WHERE state = 2 GROUP BY 1, 2"
     assert told == Counter({(stage, kind): count for stage, kind, count in reviewed.query(text)})
@@ -170,7 +170,7 @@ async def test_failures_are_grouped_with_examples_and_what_tries_them_again(revi
 async def test_curves_come_to_the_counts_of_the_run(reviewed: ProjectFolder) -> None:
     reviewed.agac("retry", "1")
     curves, seen = (
-        await monitor.acurves(1, project=reviewed.root),
+        await run_curves.acurves(1, project=reviewed.root),
         (await monitor.arun(1, project=reviewed.root)).report,
     )
     for outcome in ("done", "failed", "skipped", "dropped"):
@@ -213,7 +213,7 @@ async def test_budgets_show_what_is_spent_of_them(project: ProjectFolder, server
     ]  # fmt: skip
     assert seen.budgets[2].spent == 4
     assert 0 < seen.budgets[0].spent < 1
-    curves = (await monitor.acurves(1, project=project.root)).budgets
+    curves = (await run_curves.acurves(1, project=project.root)).budgets
     assert {name: (line["spent"][-1], line["limit"][-1]) for name, line in curves.items()} == {
         f"{one.name}, {one.unit}": (one.spent, one.limit) for one in seen.budgets
     }

@@ -13,7 +13,7 @@ from support.project import ProjectFolder
 from support.soak import only_in_soak
 
 import agac
-from agac.api import monitor
+from agac.api import monitor, monitored_rows
 from agac.engine.walk.effects import ActiveRow
 from agac.engine.walk.executor import Executor
 from agac.store.snapshot import make_snapshot, take_snapshot
@@ -145,7 +145,7 @@ def test_a_rejected_result(project: ProjectFolder, model: Scripted, on_reject: s
     elif on_reject == "fail":
         assert envelope["error"]["type"] == "Rejected"
         assert "rejected by anna: nonsense" in envelope["error"]["message"]
-        (group,) = asyncio.run(monitor.aerrors(1, project=project.root))
+        (group,) = asyncio.run(monitored_rows.aerrors(1, project=project.root))
         assert group.advice.command.endswith("--error Rejected --discard-decisions")
     else:
         assert envelope["result"] == "reply: "
