@@ -38,14 +38,20 @@ if TYPE_CHECKING:
 
     from agac.api.watched_run import RowCount, Snapshot, StageSnapshot, Watch, WatchedRun
     from agac.engine.totals import StageTotals
+    from agac.store.batches import BatchCount
 
-TICK_SECONDS = 0.125  # between two pictures on a terminal
-NOTEBOOK_SECONDS = 0.5  # the same in a notebook: each picture is a message to the browser
-LOG_CHECK_SECONDS = 1.0  # between two checks whether plain lines are due
+TICK_SECONDS = 0.125
+"""Seconds between two pictures on a terminal."""
+
+NOTEBOOK_SECONDS = 0.5
+"""Seconds between two pictures in a notebook, where each is a message to the browser."""
+
+LOG_CHECK_SECONDS = 1.0
+"""Seconds between two checks whether plain lines are due."""
 
 
 def display() -> Watch:
-    """What shows the progress of a run here: in a notebook, on a terminal, elsewhere."""
+    """Returns what shows the progress of a run here: in a notebook, on a terminal, elsewhere."""
     if "IPython" in sys.modules and import_module("rich.console").Console().is_jupyter:
         return in_notebook
     if is_live(sys.stderr, os.environ):
@@ -54,13 +60,13 @@ def display() -> Watch:
 
 
 def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether lines may be painted over: on a terminal that can, used by a person."""
+    """True if lines may be painted over: on a terminal that can, used by a person."""
     in_ci = environ.get("CI", "").lower() not in ("", "0", "false")
     return stream.isatty() and environ.get("TERM", "") not in ("", "dumb") and not in_ci
 
 
 async def on_terminal(watched: WatchedRun) -> None:
-    """Show one line per stage at the bottom of the terminal, until it is cancelled."""
+    """Shows one line per stage at the bottom of the terminal, until cancelled."""
     stream = sys.stderr
     live = live_lines(stream)
     painted: tuple[os.terminal_size, list[str]] | None = None
@@ -74,12 +80,8 @@ async def on_terminal(watched: WatchedRun) -> None:
                     continue
                 snapshot, rates = observed.look(time.monotonic())
                 size = terminal_size(stream)
-                lines = run_lines(
-                    snapshot,
-                    rates,
-                    LineStyle(size.columns - 1, stream.encoding),
-                    max(1, size.lines - 1),
-                )
+                style = LineStyle(size.columns - 1, stream.encoding)
+                lines = run_lines(snapshot, rates, style, max(1, size.lines - 1))
                 if (size, lines) != painted or not live.is_started:
                     painted = size, lines
                     live.start()
@@ -92,23 +94,23 @@ async def on_terminal(watched: WatchedRun) -> None:
 
 
 async def in_notebook(watched: WatchedRun) -> None:
-    """Show the lines below the cell that runs, until it is cancelled; the last ones stay."""
+    """Shows the lines below the cell that runs, until cancelled; the last ones stay."""
     observed = ObservedRun(watched)
     style = LineStyle(None, "utf-8")
-    below: Any = import_module("IPython.display").DisplayHandle()
-    paint = below.display
+    handle: Any = import_module("IPython.display").DisplayHandle()
+
+    def paint(show: Callable[..., None]) -> None:
+        lines = run_lines(*observed.look(time.monotonic()), style)
+        show({"text/plain": "\n".join(lines)}, raw=True)
+
+    show = handle.display
     try:
         while True:
-            paint(
-                {"text/plain": "\n".join(run_lines(*observed.look(time.monotonic()), style))},
-                raw=True,
-            )
-            paint = below.update
+            paint(show)
+            show = handle.update
             await asyncio.sleep(NOTEBOOK_SECONDS)
     finally:
-        paint(
-            {"text/plain": "\n".join(run_lines(*observed.look(time.monotonic()), style))}, raw=True
-        )
+        paint(show)
 
 
 async def plainly(
@@ -117,56 +119,80 @@ async def plainly(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     every: int | None = None,
 ) -> None:
-    """Whole lines for files, pipes and logs of CI, until cancelled; now and then, or per `every`
-    settled rows."""
+    """Prints whole lines for files, pipes and logs of CI, until cancelled: now and then, or once
+    per `every` settled rows."""
     observed = ObservedRun(watched)
     style = LineStyle(None, sys.stderr.encoding, bars=False)
-    printed_at = clock()
-    printed_share = 0.0
-    printed_rows = 0
-    waiting_at = -inf
-    was_stopping = False
+    log = _PlainLog(clock(), every)
     while True:
         await sleep(LOG_CHECK_SECONDS if every is None else TICK_SECONDS)
         now = clock()
         snapshot, rates = observed.look(now)
-        if snapshot.rows and snapshot.rows.rows:
-            share = snapshot.settled / snapshot.rows.rows
-        else:
-            share = None
-        grown = PLAIN_SHARE if share is None else round(share - printed_share, 6)
-        is_due = now - printed_at >= (PLAIN_SECONDS if grown >= PLAIN_SHARE else PLAIN_SILENCE)
-        if every is not None:
-            is_due = snapshot.settled // every > printed_rows // every
-        is_waiting = (
-            snapshot.waiting_for is not None or bool(snapshot.waits)
-        ) and now - waiting_at >= PLAIN_SILENCE
-        if is_due:
-            printed_at = now
-            printed_share = share or 0.0
-            printed_rows = snapshot.settled
-        if is_waiting:
-            waiting_at = now
-        begins_to_stop = snapshot.stopping and not was_stopping
-        was_stopping = snapshot.stopping
-        if is_due or is_waiting or begins_to_stop:
+        if log.is_due(snapshot, now):
             print("\n".join(run_lines(snapshot, rates, style)), file=sys.stderr, flush=True)
 
 
+class _PlainLog:
+    """Decides when lines are printed into a log."""
+
+    def __init__(self, now: float, every: int | None) -> None:
+        """`every`: lines are due after so many more settled rows, not by time."""
+        self._every = every
+        self._printed_at = now
+        self._printed_share = 0.0
+        self._printed_rows = 0
+        self._waiting_at = -inf
+        self._was_stopping = False
+
+    def is_due(self, snapshot: Snapshot, now: float) -> bool:
+        """True if lines are to be printed now: for progress, for calls that bring no answer, or
+        because the run begins to stop."""
+        has_progress = self._has_progress(snapshot, now)
+        is_waiting = self._is_waiting(snapshot, now)
+        begins_to_stop = snapshot.stopping and not self._was_stopping
+        self._was_stopping = snapshot.stopping
+        return has_progress or is_waiting or begins_to_stop
+
+    def _has_progress(self, snapshot: Snapshot, now: float) -> bool:
+        """True if enough rows were settled, or enough time has passed, since lines were printed."""
+        share = None
+        if snapshot.rows and snapshot.rows.rows:
+            share = snapshot.settled / snapshot.rows.rows
+        if self._every is not None:
+            is_due = snapshot.settled // self._every > self._printed_rows // self._every
+        else:
+            has_grown = share is None or round(share - self._printed_share, 6) >= PLAIN_SHARE
+            is_due = now - self._printed_at >= (PLAIN_SECONDS if has_grown else PLAIN_SILENCE)
+        if is_due:
+            self._printed_at = now
+            self._printed_share = share or 0.0
+            self._printed_rows = snapshot.settled
+        return is_due
+
+    def _is_waiting(self, snapshot: Snapshot, now: float) -> bool:
+        """True if calls bring no answer, and this was not printed lately."""
+        if snapshot.waiting_for is None and not snapshot.waits:
+            return False
+        if now - self._waiting_at < PLAIN_SILENCE:
+            return False
+        self._waiting_at = now
+        return True
+
+
 async def warnings_only(watched: WatchedRun) -> None:
-    """Shows the warnings of a run whose replies are shown, or whose progress is not."""
+    """Shows only the warnings of a run, because its replies are shown or its progress is not."""
     ObservedRun(watched)
 
 
 def show_reply(text: str) -> None:
-    """Show a piece of a reply on standard error. Who reads no more costs no call."""
+    """Shows a piece of a reply on standard error. A reader that has gone does not end the call."""
     with suppress(OSError):
         print(text, end="", file=sys.stderr, flush=True)
 
 
 class ObservedRun:
-    """A run as its watcher knows it: rates, counted rows, and since when no answer comes. Says the
-    run's warnings."""
+    """Observes a run for its watcher: rates, the number of rows, and since when no answer comes.
+    Prints the run's warnings first."""
 
     def __init__(self, watched: WatchedRun) -> None:
         self._watched = watched
@@ -179,48 +205,54 @@ class ObservedRun:
             print(plain(str(warning)), file=sys.stderr)
 
     def look(self, now: float) -> tuple[Snapshot, dict[str, float]]:
-        """The run at this moment, in seconds of any clock, and the rate of each stage. Rows are
-        counted next to the first calls, in a daemon thread that the end of the run does not wait
-        for."""
+        """Returns the run at this moment, in seconds of any clock, and the rate of each stage. Rows
+        are counted during the first calls, in a daemon thread for which the end of the run does not
+        wait."""
         if self._counting is None:
             count = self._watched.count_rows
             self._counting = threading.Thread(
                 target=lambda: self._counted.append(count()), daemon=True
             )
             self._counting.start()
-        self._began = now if self._began is None else self._began
+        if self._began is None:
+            self._began = now
         snapshot = self._watched.snapshot(self._counted[0] if self._counted else None)
         snapshot = replace(snapshot, elapsed=now - self._began)
         rates = {
             stage.name: rate(self._settled[stage.name], now, stage.counts.settled)
             for stage in snapshot.stages
         }
-        if snapshot.waiting_for is None:
-            self._waiting_since = None
-        elif self._waiting_since is None:
-            self._waiting_since = now
-        if self._waiting_since is None or now - self._waiting_since < WAITING_SECONDS:
+        if not self._waits_long(snapshot, now):
             snapshot = replace(snapshot, waiting_for=None)
         return snapshot, rates
 
+    def _waits_long(self, snapshot: Snapshot, now: float) -> bool:
+        """True if no answer has come for WAITING_SECONDS."""
+        if snapshot.waiting_for is None:
+            self._waiting_since = None
+            return False
+        if self._waiting_since is None:
+            self._waiting_since = now
+        return now - self._waiting_since >= WAITING_SECONDS
+
 
 RATE_SECONDS = 20.0
-"""The rate is that of the last 20 s: it follows a lane that slows down, and does not jump with
+"""Seconds over which a rate is measured: it follows a lane that slows down, and does not jump with
 every reply."""
 
 PLAIN_SECONDS = 10.0
 PLAIN_SHARE = 0.1
 PLAIN_SILENCE = 60.0
-"""A log gets a line after ten seconds and a tenth more of the rows, or a minute; one about
+"""A log gets a line after ten seconds and a tenth more of the rows, or after a minute; one about
 unanswered calls or a stop at once."""
 
-# retries are shown when no answer has come for this time: one among many calls does not matter
 WAITING_SECONDS = 1.0
+"""Seconds without an answer after which retries are shown; one among many calls does not matter."""
 
 
 def rate(seen: deque[tuple[float, int]], now: float, count: int) -> float:
-    """Rows per second over the last `RATE_SECONDS`, 0.0 before anything is known; `count` joins
-    what was `seen`."""
+    """Returns rows per second over the last `RATE_SECONDS`, 0.0 before anything is known. Adds
+    `count` to what was `seen`."""
     if not seen or now - seen[-1][0] >= RATE_SECONDS / 100:
         seen.append((now, count))
     while len(seen) > 2 and now - seen[1][0] >= RATE_SECONDS:
@@ -230,22 +262,31 @@ def rate(seen: deque[tuple[float, int]], now: float, count: int) -> float:
 
 
 BAR = 10
+"""Cells of a bar."""
+
 WIDE_BAR = 20
-WIDE = 140  # the bar is longer from this number of columns on
-SHOWN_ELAPSED = (
-    5.0  # seconds after which it is said how long a run is at work: a short one needs no clock
-)
-LEAST_DETAIL = 8  # cells of an error below which its row is left out rather than cut
+"""Cells of a bar on a wide terminal."""
+
+WIDE = 140
+"""Columns from which on a terminal is wide."""
+
+SHOWN_ELAPSED = 5.0
+"""Seconds after which the time of a run is shown; a short run needs no clock."""
+
+MIN_DETAIL = 8
+"""Cells for the row of an error, below which it is left out rather than cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineStyle:
-    """The room for lines: `width` in cells, None for any; `encoding` of the stream; `bars`:
-    whether to draw bars."""
+    """How lines are drawn."""
 
     width: int | None
+    """Cells of a line; None: any number."""
     encoding: str | None
+    """The encoding of the stream."""
     bars: bool = True
+    """True to draw bars."""
 
     @property
     def mark(self) -> str:
@@ -253,7 +294,7 @@ class LineStyle:
         return "…" if is_unicode(self.encoding) else "~"
 
     def bar(self, share: float) -> str:
-        """A bar of which this share is full."""
+        """Draws a bar of which this share is full."""
         length = WIDE_BAR if self.width is not None and self.width >= WIDE else BAR
         full = int(min(1.0, share) * length)
         on, off = ("█", "░") if is_unicode(self.encoding) else ("#", "-")
@@ -263,67 +304,78 @@ class LineStyle:
 def run_lines(
     snapshot: Snapshot, rates: dict[str, float], style: LineStyle, max_lines: int | None = None
 ) -> list[str]:
-    """One line per stage, then those of the whole run. Of more than `max_lines`, idle stages share
-    one line."""
-    notes = []
-    for batch in snapshot.batches:
-        counts = f"{batch.done:,}/{batch.requests:,} done" + (
-            f", {batch.failed:,} failed" if batch.failed else ""
-        )
-        batches = counted(batch.batches, "batch", "batches")
-        notes.append(
-            f"{on_one_line(batch.stage, style.encoding)}: {batches} {batch.status}, {counts}"
-        )
-    if snapshot.unusable and snapshot.last_error is not None:
-        shown_with_a_stage = any(stage.counts.failed for stage in snapshot.stages)
-        last = "" if shown_with_a_stage else _last_error(snapshot, style)
-        notes.append(f"unusable rows {snapshot.unusable:,}{last}")
-    if snapshot.waiting_for is not None and not snapshot.stopping:
-        notes.append(f"retrying: {on_one_line(snapshot.waiting_for.message, style.encoding)}")
-    if snapshot.waits and not snapshot.stopping:
-        notes.append(waits_text(snapshot.waits))
-    if snapshot.stopping:
-        calls = counted(snapshot.in_flight, "call")
-        waits = f"{calls} in flight (Ctrl-C again cancels them)"
-        # a batch that is being submitted, a server of tools that is to end
-        if not snapshot.in_flight:
-            waits = "what was begun (Ctrl-C again ends it)"
-        notes.append(f"stopping: waiting for {waits}")
-    if snapshot.elapsed is not None and snapshot.elapsed >= SHOWN_ELAPSED:
-        notes.append(f"elapsed {duration(snapshot.elapsed)}")
-    room = None if max_lines is None else max(1, max_lines - len(notes))
+    """Returns one line per stage, then those of the whole run. If there are more than `max_lines`,
+    idle stages share one line."""
+    notes = _notes(snapshot, style)
     shown = list(snapshot.stages)
-    if room is not None and len(shown) > room:
-        moving = [stage for stage in shown if stage.counts.in_flight or not _finished(stage)]
-        shown = (moving or shown)[: max(0, room - 1)]
-        notes.insert(0, f"+ {len(snapshot.stages) - len(shown)} more stages")
+    if max_lines is not None:
+        shown = _most_active(shown, max(1, max_lines - len(notes)))
+    hidden = len(snapshot.stages) - len(shown)
+    if hidden:
+        notes.insert(0, f"+ {hidden} more stages")
     names = [on_one_line(stage.name, style.encoding) for stage in shown]
-    widest = max((cells(name) for name in names), default=0)
+    widest = max(map(cells, names), default=0)
     if style.width is not None:
         widest = min(widest, max(6, style.width // 4))
         notes = [cropped(note, style.width, style.mark) for note in notes]
-    lines = [
-        stage_line(
-            padded(cropped(name, widest, style.mark), widest),
-            stage,
-            rates.get(stage.name, 0.0),
-            style,
-        )
-        for name, stage in zip(names, shown, strict=True)
-    ]
+    lines = []
+    for name, stage in zip(names, shown, strict=True):
+        title = padded(cropped(name, widest, style.mark), widest)
+        lines.append(stage_line(title, stage, rates.get(stage.name, 0.0), style))
     return [*lines, *notes][:max_lines]
 
 
+def _most_active(stages: list[StageSnapshot], lines: int) -> list[StageSnapshot]:
+    """Returns the stages that are shown in so many lines, one of which is for all others: those
+    that have something to do, if there are any."""
+    if len(stages) <= lines:
+        return stages
+    moving = [stage for stage in stages if stage.counts.in_flight or not _is_finished(stage)]
+    return (moving or stages)[: max(0, lines - 1)]
+
+
+def _notes(snapshot: Snapshot, style: LineStyle) -> list[str]:
+    """Returns the lines about the whole run."""
+    notes = [_batch_note(batch, style) for batch in snapshot.batches]
+    if snapshot.unusable and snapshot.last_error is not None:
+        is_shown_with_stage = any(stage.counts.failed for stage in snapshot.stages)
+        last = "" if is_shown_with_stage else _last_error(snapshot, style)
+        notes.append(f"unusable rows {snapshot.unusable:,}{last}")
+    if snapshot.stopping:
+        notes.append(f"stopping: waiting for {_awaited(snapshot)}")
+    else:
+        if snapshot.waiting_for is not None:
+            notes.append(f"retrying: {on_one_line(snapshot.waiting_for.message, style.encoding)}")
+        if snapshot.waits:
+            notes.append(waits_text(snapshot.waits))
+    if snapshot.elapsed is not None and snapshot.elapsed >= SHOWN_ELAPSED:
+        notes.append(f"elapsed {duration(snapshot.elapsed)}")
+    return notes
+
+
+def _batch_note(batch: BatchCount, style: LineStyle) -> str:
+    """Returns the line about open batches of one stage."""
+    counts = f"{batch.done:,}/{batch.requests:,} done"
+    if batch.failed:
+        counts += f", {batch.failed:,} failed"
+    batches = counted(batch.batches, "batch", "batches")
+    return f"{on_one_line(batch.stage, style.encoding)}: {batches} {batch.status}, {counts}"
+
+
+def _awaited(snapshot: Snapshot) -> str:
+    """Tells what a run that stops waits for."""
+    if not snapshot.in_flight:
+        # a batch that is being submitted, a server of tools that is to end
+        return "what was begun (Ctrl-C again ends it)"
+    return f"{counted(snapshot.in_flight, 'call')} in flight (Ctrl-C again cancels them)"
+
+
 def _parts(stage: StageSnapshot, rate: float) -> dict[str, str]:
-    """What a stage's line says besides its rows, in its order."""
+    """Returns what a stage's line says after its rows, in order."""
     parts = {"rate": f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.1f}/s"}
-    if (
-        stage.total is not None
-        and rate > 0
-        and not _finished(stage)
-        and not stage.waits_for_batches
-    ):
-        parts["eta"] = f"ETA {duration((stage.total.rows - stage.settled) / rate)}"
+    left = _rows_left(stage)
+    if left is not None and rate > 0 and not stage.waits_for_batches:
+        parts["eta"] = f"ETA {duration(left / rate)}"
     counts = stage.counts
     by_guard = {"skipped": counts.skipped, "dropped": counts.dropped}
     if any(by_guard.values()):
@@ -339,45 +391,62 @@ def _parts(stage: StageSnapshot, rate: float) -> dict[str, str]:
     return parts
 
 
+def _rows_left(stage: StageSnapshot) -> int | None:
+    """Returns how many rows the stage still gets; None if that is unknown, or it has finished."""
+    if stage.total is None or _is_finished(stage):
+        return None
+    return stage.total.rows - stage.settled
+
+
+def _is_finished(stage: StageSnapshot) -> bool:
+    """True if all rows of the stage are settled."""
+    total = stage.total
+    return total is not None and total.exact and stage.settled >= total.rows
+
+
+_PARTS_BY_IMPORTANCE = ("guard", "rate", "cost", "eta", "errors")
+"""The parts of a line in the order in which they are left out. The rate follows from the ETA."""
+
+
 def stage_line(name: str, stage: StageSnapshot, rate: float, style: LineStyle) -> str:
-    """One stage. Where it is too long, first the last error is cut, then the least important parts
-    are left out."""
-    full = bare = f"{name} {stage.settled:,} rows"
-    if stage.total is not None:
-        share = stage.settled / stage.total.rows if stage.total.rows else 1.0
-        counts = (
-            f"{stage.settled:,}/{'' if stage.total.exact else '~'}{stage.total.rows:,} "
-            f"({share:.1%})"
-        )
-        if style.bars:
-            full = f"{name} {style.bar(share)} {counts}"
-        else:
-            full = f"{name} {counts}"
-        bare = f"{name} {counts}"
+    """Returns the line of one stage. If it is too long, first the bar is left out and the last
+    error is cut, then the least important parts are left out."""
+    with_bar, without_bar = _heads(name, stage, style)
     parts = _parts(stage, rate)
     detail = _last_error(stage.counts, style)
     if style.width is None:
-        return " | ".join([full, *parts.values()]) + detail
-    choices = [(full, parts)]
-    for least in ("", "guard", "rate", "cost", "eta", "errors"):  # the rate follows from the ETA
-        parts = {key: text for key, text in parts.items() if key != least}
-        choices.append((bare, parts))
+        return " | ".join([with_bar, *parts.values()]) + detail
+    choices = [(with_bar, parts), (without_bar, parts)]
+    for left_out in _PARTS_BY_IMPORTANCE:
+        parts = {key: text for key, text in parts.items() if key != left_out}
+        choices.append((without_bar, parts))
     for head, kept in choices:
         line = " | ".join([head, *kept.values()])
         room = style.width - cells(line)
-        if room >= 0:
-            # the name of an error is shown with the count of errors only
-            if "errors" in kept:
-                return line + _cut_detail(detail, room, style)
+        if room < 0:
+            continue
+        if "errors" not in kept:  # the name of an error is only shown with their count
             return line
-    return cropped(bare, style.width, style.mark)
+        return line + _cut_detail(detail, room, style)
+    return cropped(without_bar, style.width, style.mark)
 
 
-def _finished(stage: StageSnapshot) -> bool:
-    return stage.total is not None and stage.total.exact and stage.settled >= stage.total.rows
+def _heads(name: str, stage: StageSnapshot, style: LineStyle) -> tuple[str, str]:
+    """Returns the beginning of a stage's line with its bar, if bars are drawn, and without."""
+    if stage.total is None:
+        head = f"{name} {stage.settled:,} rows"
+        return head, head
+    share = stage.settled / stage.total.rows if stage.total.rows else 1.0
+    about = "" if stage.total.exact else "~"
+    counts = f"{stage.settled:,}/{about}{stage.total.rows:,} ({share:.1%})"
+    head = f"{name} {counts}"
+    if not style.bars:
+        return head, head
+    return f"{name} {style.bar(share)} {counts}", head
 
 
 def _last_error(of: StageTotals | Snapshot, style: LineStyle) -> str:
+    """Returns the last error of a stage or a run, in parentheses, or an empty text."""
     if of.last_error is None:
         return ""
     error, row = of.last_error
@@ -385,12 +454,12 @@ def _last_error(of: StageTotals | Snapshot, style: LineStyle) -> str:
 
 
 def _cut_detail(detail: str, room: int, style: LineStyle) -> str:
-    """The last error in `room` cells: without its row when little is left of it, and not at all
-    without its type."""
+    """Cuts the last error to `room` cells: without its row if little room is left for it, and
+    leaves it out if its type does not fit."""
     if cells(detail) <= room:
         return detail
     kind = detail.partition(", row ")[0]
-    if cells(kind) + len(", row ") + LEAST_DETAIL <= room:
+    if cells(kind) + len(", row ") + MIN_DETAIL <= room:
         return cropped(detail, room - 1, style.mark) + ")"
     return f"{kind})" if cells(kind) < room else ""
 
@@ -405,10 +474,10 @@ instead of wrapping them. Nothing is lost, since the next picture fits."""
 
 
 def live_lines(stream: TextIO) -> Live:
-    """`rich.live` at the bottom of a terminal; text and logs for standard error appear above it
-    meanwhile. Between two pictures the cursor is at the start of the first line, not behind the
-    last one: when the terminal is resized and wraps lines differently, the cursor moves with its
-    line, and the next picture begins there."""
+    """Returns a `rich.live` at the bottom of a terminal; text and logs for standard error appear
+    above it meanwhile. Between two pictures the cursor is at the start of the first line, not
+    behind the last one: when the terminal is resized and wraps lines differently, the cursor moves
+    with its line, and the next picture begins there."""
     from rich.console import Console, ConsoleRenderable
     from rich.control import Control
     from rich.live import Live
@@ -423,18 +492,17 @@ def live_lines(stream: TextIO) -> Live:
         def process_renderables(
             self, renderables: list[ConsoleRenderable]
         ) -> list[ConsoleRenderable]:
-            if self.is_started and self.get_renderable():
-                lines = str(self.get_renderable()).split("\n")
-            else:
-                lines = []
+            above = [each for each in renderables if not isinstance(each, Control)]
+            is_shown = self.is_started and bool(self.get_renderable())
+            if not is_shown:
+                return [raw("\r" + TO_SCREEN_END), *above]
+            lines = str(self.get_renderable()).split("\n")
             body = "\n".join(line + TO_LINE_END for line in lines)
             up = UP.format(len(lines) - 1) if len(lines) > 1 else ""
-            if lines:
-                picture = [raw("\r" + NO_WRAP + body + TO_SCREEN_END + WRAP + "\r" + up)]
-            else:
-                picture = []
-            above = [one for one in renderables if not isinstance(one, Control)]
-            return [*([raw("\r" + TO_SCREEN_END), *above] if above or not lines else []), *picture]
+            picture = raw("\r" + NO_WRAP + body + TO_SCREEN_END + WRAP + "\r" + up)
+            if above:
+                return [raw("\r" + TO_SCREEN_END), *above, picture]
+            return [picture]
 
     console = Console(
         file=stream,
@@ -451,7 +519,7 @@ def live_lines(stream: TextIO) -> Live:
 
 
 def terminal_size(stream: TextIO) -> os.terminal_size:
-    """The terminal's own size; else that of the environment; else the usual one."""
+    """Returns the terminal's own size, else that of the environment, else the usual one."""
     with suppress(OSError):
         size = os.get_terminal_size(stream.fileno())
         if all(size):
@@ -460,7 +528,7 @@ def terminal_size(stream: TextIO) -> os.terminal_size:
 
 
 def in_foreground(stream: TextIO) -> bool:
-    """Whether this job may paint on the terminal: a job in the background (`bg`, `&`) leaves it to
+    """True if this job may paint on the terminal: a job in the background (`bg`, `&`) leaves it to
     the shell."""
     if os.name != "posix":
         return True
@@ -471,11 +539,10 @@ def in_foreground(stream: TextIO) -> bool:
 
 @contextmanager
 def _on_stop(live: Live) -> Iterator[None]:
-    """Ctrl-Z restores the terminal before the process stops; after `fg` the lines are painted
-    again."""
+    """Restores the terminal before Ctrl-Z stops the process; after `fg` the lines are painted
+    again. Leaves a program's own handler as it is."""
     loop = asyncio.get_running_loop()
     stop = getattr(signal, "SIGTSTP", None)
-    # else that of the program does as it likes
     on_main = threading.current_thread() is threading.main_thread()
     if stop is None or not on_main or signal.getsignal(stop) is not signal.SIG_DFL:
         yield
