@@ -58,7 +58,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.retries import RetryChoice, retry, retry_choice
     from agac.api.run import Workflow, run_several
     from agac.api.run_compare import RunComparison, compare_runs
-    from agac.api.share import PullReport, PushReport, RemoteReport, pull, push, remote_doctor
+    from agac.api.remote_doctor import RemoteReport, remote_doctor
+    from agac.api.share import PullReport, PushReport, pull, push
     from agac.api.shard_states import ShardsReport, shard_status
     from agac.api.show_data import DataReport, show_data
     from agac.api.status import StatusReport, row_ids, status

@@ -13,6 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agac.api.batch_control import adopt_all, loses_disk
 from agac.api.bugs import bug_problem
 from agac.api.ci_events import Event
 from agac.api.diff import WorkflowDiff, differences
@@ -20,7 +21,7 @@ from agac.api.findings import Findings, PlanFigures, WorkflowFindings
 from agac.api.plan import plan_in
 from agac.api.project import Project, open_project
 from agac.api.run_options import RunOptions
-from agac.api.share import adopt_all, loses_disk, pull_in
+from agac.api.share import pull_in
 from agac.api.style import lint_in
 from agac.api.sync import blocking, calling
 from agac.api.versions import Version, project_at, refuse_empty, version_of

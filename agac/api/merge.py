@@ -31,6 +31,7 @@ from agac.engine.output.run_outputs import outputs_text, target_of
 from agac.engine.sharding.folder import (
     ShardFolder,
     ShardManifest,
+    ShardStatus,
     command_of,
     folder_key,
     runs_folder,
@@ -46,14 +47,14 @@ from agac.spec.paths import STORE
 from agac.store import packs, runs
 from agac.store.db import Database, select, write
 from agac.store.lease import lease_held
-from agac.store.packs import KnownAnswers, endpoint_mark
+from agac.store.packs import KnownAnswers, PackedAnswer, endpoint_mark
 from agac.store.writer import open_database
 
 _log = logging.getLogger("agac.shard")
 
 
 def shard_folder(opened: Project, plan: Plan, of: int) -> ShardFolder:
-    """The folder of a plan's run in so many shards. Raises UsageError where the project has no
+    """Returns the folder of a plan's run in so many shards. Raises UsageError if the project has no
     remote."""
     key = folder_key(plan.hash, replace(plan.selection, shard=None).text(), of)
     trust = [*opened.spec.file.remote.trust, opened.env.get("AGAC_REMOTE_WRITER", "")]
@@ -94,7 +95,7 @@ async def sharded(
 
 
 class ShardAnswers:
-    """The answers of a shard: pushed while it works, and taken back where its disk is lost."""
+    """Pushes the answers of a shard while it works, and takes them back if its disk was lost."""
 
     def __init__(
         self, opened: Project, database: Database, lease: ShardLease, shared: SharedAnswers
@@ -108,40 +109,38 @@ class ShardAnswers:
         self._said = False
 
     async def take(self, plan: Plan) -> None:
-        """Takes in the packs that the shard pushed and this store does not know: what a stage of
-        today would take."""
+        """Takes in the packs that the shard pushed and this store does not know: the answers that a
+        stage of today would take."""
         pattern = re.compile(rf"{re.escape(self._marks)}/([^/]+)/([0-9a-f]{{64}})")
         marks = filter(None, map(pattern.fullmatch, await self._folder.names(self._marks)))
-        found = [(one[1], one[2]) for one in marks if one[1] in self._folder.trust]
-        await self._shared.know(found)
-        there = await select(self._database, "packs_known", tuple[str, str])
+        pushed = [(mark[1], mark[2]) for mark in marks if mark[1] in self._folder.trust]
+        await self._shared.know(pushed)
+        taken = await select(self._database, "packs_known", tuple[str, str])
         checkers = [*map(Checker, plan.asking)]
-        for writer, pack in found:
+        for writer, pack in pushed:
             name = f"{FOLDER}/{writer}/{pack}.pack"
             with self._shared.noting(name):
-                if (writer, pack) in there:
+                if (writer, pack) in taken:
                     continue
                 content = await self._shared.remote.read(name, packs.MAX_BYTES)
-                answers = list(packs.unpacked(writer, pack, content, time.time()))
-                known = [
-                    one
-                    for one in answers
-                    if endpoint_mark(one.provider, one.base_url) in self._shared.committed
-                ]
-                fit = [
-                    one
-                    for one in known
-                    if any(check.kept(json.loads(one.value)) is not None for check in checkers)
-                ]
+                answers = packs.unpacked(writer, pack, content, time.time())
+                fit = [answer for answer in answers if self._fits(answer, checkers)]
                 await packs.keep_pulled(self._database, fit, 0.0)
 
+    def _fits(self, answer: PackedAnswer, checkers: Sequence[Checker]) -> bool:
+        """True for an answer of an endpoint that the project's files name, which some stage
+        takes."""
+        if endpoint_mark(answer.provider, answer.base_url) not in self._shared.committed:
+            return False
+        return any(checker.kept(json.loads(answer.value)) is not None for checker in checkers)
+
     async def push(self) -> None:
-        """Pushes what came since the last time; the first time all that is not in the remote."""
+        """Pushes the answers since the last time; the first time all that are not in the remote."""
         pushed = await push_since(self._database, self._opened, self._shared, self._mark)
         if pushed.kept and not self._said:
             why = (
-                "they hold a secret, are over 8 MB, or came from an address that stands in "
-                "the environment alone"
+                "they hold a secret, are over 8 MB, or came from an address that only the "
+                "environment has"
             )
             _log.warning(
                 "answers stay on this machine, and are paid again if its disk is lost: %s", why
@@ -149,6 +148,7 @@ class ShardAnswers:
             self._said = True
 
     async def _mark(self, pack: str) -> None:
+        """Notes in the remote and in the store that the shard pushed a pack."""
         await self._folder.create(f"{self._marks}/{self._writer}/{pack}", b"")
         await write(self._database, "pack_put", writer=self._writer, pack=pack)
 
@@ -158,18 +158,23 @@ class ShardAnswers:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport(Report):
-    """The outputs of a run in `shards`: its summary as a `record`, which adds up theirs, and the
-    `files`. `not_written` is why a table could not be written with them."""
+    """The outputs of a run in shards."""
 
     JSON_KEYS = ("**summary", "exit_code", "files", "not_written")
 
     record: RunSummary
+    """The summary of the run, which adds up those of its shards."""
     shards: int
+    """The number of its shards."""
     exit_code: ExitCode
+    """The exit code of the command."""
     files: list[Path]
+    """The files that were written."""
     not_written: (
-        Annotated[AgacError, lambda one: {"message": one.message, "remedy": one.remedy}] | None
+        Annotated[AgacError, lambda error: {"message": error.message, "remedy": error.remedy}]
+        | None
     ) = None
+    """Why a table could not be written next to them."""
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -183,7 +188,7 @@ async def merge(
     project: Path | str | None = None,
 ) -> MergeReport:  # fmt: skip
     """Writes the outputs of a run whose shards are complete, as one run of all rows would have
-    written them; `of`: how many there are, where there are several runs of today's files. Raises
+    written them; `of`: how many there are, if there are several runs of today's files. Raises
     AgacError, with all that is in the way, while a shard is missing, at work or waiting (exit code
     75), or read another input than the others."""
     opened, checked, options = await made_ready(
@@ -222,9 +227,9 @@ async def merge(
 
 
 def _added(folder: ShardFolder, manifests: Sequence[ShardManifest]) -> RunSummary:
-    """Adds up the summaries of all shards. Raises AgacError where they are none."""
+    """Adds up the summaries of all shards. Raises AgacError if one of them is no summary."""
     try:
-        return read_as(RunSummary, added([one.summary for one in manifests]))
+        return read_as(RunSummary, added([manifest.summary for manifest in manifests]))
     except (ValueError, LookupError, TypeError) as error:
         what = (
             f"{folder.remote.url}/{folder.path}/ended: the summaries of the shards cannot "
@@ -237,74 +242,87 @@ def _added(folder: ShardFolder, manifests: Sequence[ShardManifest]) -> RunSummar
 async def _complete(
     opened: Project, plan: Plan, of: int | None
 ) -> tuple[ShardFolder, list[ShardManifest]]:
-    """The folder of the run, and how each of its shards ended. Raises AgacError where they cannot
-    be merged."""
-    remote = remote_of(opened)
-    told = dict[int, ShardFolder]()
-    other = set[Shard]()
-    for key in await remote.folders(runs_folder(plan.workflow)):
-        names = await remote.sizes(f"{runs_folder(plan.workflow)}/{key}/lease")
-        shards = {one for name in names if (one := Shard.read(name.split("/")[-2], "-of-"))}
-        for number in {one.of for one in shards}:
-            folder = shard_folder(opened, plan, number)
-            if folder.key == key:
-                told[number] = folder
-            else:
-                other |= shards
-    if of is None and len(told) > 1:
+    """Returns the folder of the run, and how each of its shards ended. Raises AgacError if they
+    cannot be merged."""
+    folders, of_other_versions = await _folders(opened, plan)
+    if of is None and len(folders) > 1:
         raise UsageError(
-            f"{plan.workflow} was run in {', '.join(map(str, sorted(told)))} shards",
+            f"{plan.workflow} was run in {', '.join(map(str, sorted(folders)))} shards",
             remedy="Add --of N.",
         )
-    number = of or next(iter(told), None) or max((one.of for one in other), default=0)
+    largest_other = max((shard.of for shard in of_other_versions), default=0)
+    number = of or next(iter(folders), None) or largest_other
     if not number:
         remedy = f"Begin with: agac run -a {plan.workflow} --shard 1/4"
         raise UsageError(f"{plan.workflow} was never run in shards", remedy=remedy)
-    folder = told.get(number) or shard_folder(opened, plan, number)
-    problems, manifests = await _problems(folder, number, other)
-    if problems:
-        again = [command for command, _ in problems if command]
-        what = "; ".join(text for _, text in problems)
-        if again:
-            remedy = f"Run what is left, as: {again[0]}"
-        else:
-            remedy = "Wait for them: agac status --shards"
-        error = AgacError(f"{plan.workflow} cannot be merged: {what}", remedy=remedy)
-        error.exit_code = ExitCode.NOT_READY
-        raise error
-    return folder, manifests
+    folder = folders.get(number) or shard_folder(opened, plan, number)
+    problems, manifests = await _problems(folder, number, of_other_versions)
+    if not problems:
+        return folder, manifests
+    commands = [command for command, _ in problems if command]
+    what = "; ".join(text for _, text in problems)
+    remedy = "Wait for them: agac status --shards"
+    if commands:
+        remedy = f"Run what is left, as: {commands[0]}"
+    error = AgacError(f"{plan.workflow} cannot be merged: {what}", remedy=remedy)
+    error.exit_code = ExitCode.NOT_READY
+    raise error
+
+
+async def _folders(opened: Project, plan: Plan) -> tuple[dict[int, ShardFolder], set[Shard]]:
+    """Returns the folders of the plan's runs, by the number of their shards; and the shards of
+    other versions of the workflow."""
+    remote = remote_of(opened)
+    folders = dict[int, ShardFolder]()
+    of_other_versions = set[Shard]()
+    root = runs_folder(plan.workflow)
+    for key in await remote.folders(root):
+        names = await remote.sizes(f"{root}/{key}/lease")
+        read = [Shard.read(name.split("/")[-2], "-of-") for name in names]
+        shards = {shard for shard in read if shard}
+        for number in {shard.of for shard in shards}:
+            folder = shard_folder(opened, plan, number)
+            if folder.key == key:
+                folders[number] = folder
+            else:
+                of_other_versions |= shards
+    return folders, of_other_versions
 
 
 async def _problems(
-    folder: ShardFolder, of: int, other: set[Shard]
+    folder: ShardFolder, of: int, of_other_versions: set[Shard]
 ) -> tuple[list[tuple[str, str]], list[ShardManifest]]:
-    """What is in the way of merging, each after a command that mends it (none: to wait); and how
-    each shard ended."""
+    """Returns what is in the way of merging, each after a command that solves it (empty: to wait);
+    and how each shard ended."""
     states = await folder.statuses()
     manifests = await folder.manifests()
-    found = list[tuple[str, str]]()
-    old = await outdated(folder, manifests.values())
-    for shard in (Shard(number, of) for number in range(1, of + 1)):
-        state = states.get(shard.number)
-        end = manifests.get(shard.number)
-        why = ""
+    outdated_by = await outdated(folder, manifests.values())
+    problems = list[tuple[str, str]]()
+    for number in range(1, of + 1):
+        shard = Shard(number, of)
+        state = states.get(number)
         if state is None:
-            if shard in other:
-                why = "ran another version of the workflow"
-            else:
-                why = "has not been run"
-        elif state.state in ("running", "silent"):
-            why = "is at work" if state.state == "running" else "shows no sign of life"
-        elif end is None or not end.complete:
-            if state.waits:
-                why = f"waits for {state.waits}"
-            else:
-                why = f"stopped: {state.why or 'it was interrupted'}"
+            is_other = shard in of_other_versions
+            why = "ran another version of the workflow" if is_other else "has not been run"
         else:
-            why = old.get(shard.number, "")
-        if state and state.state == "running":
-            again = ""
-        else:
-            again = command_of(shard, folder.workflow, states)
-        found += [(again, f"shard {shard} {why}")] if why else []
-    return found, [manifests[number] for number in sorted(manifests)]
+            why = _why_unfinished(state, manifests.get(number)) or outdated_by.get(number, "")
+        if not why:
+            continue
+        command = command_of(shard, folder.workflow, states)
+        if state is not None and state.state == "running":
+            command = ""
+        problems.append((command, f"shard {shard} {why}"))
+    return problems, [manifests[number] for number in sorted(manifests)]
+
+
+def _why_unfinished(state: ShardStatus, end: ShardManifest | None) -> str:
+    """Tells why a shard has not finished; empty if it has."""
+    if state.state == "running":
+        return "is at work"
+    if state.state == "silent":
+        return "shows no sign of life"
+    if end is not None and end.complete:
+        return ""
+    if state.waits:
+        return f"waits for {state.waits}"
+    return f"stopped: {state.why or 'it was interrupted'}"

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from agac.api.batch_control import refusal_in_ci
 from agac.api.before_run import (
     compare_input,
     not_recorded,
@@ -24,7 +25,7 @@ from agac.api.invocation_summary import StaleBatch
 from agac.api.project import Project, project_of
 from agac.api.ready_workflow import made_ready
 from agac.api.run_options import RunOptions
-from agac.api.share import refusal_in_ci, shared_answers
+from agac.api.share import shared_answers
 from agac.api.sync import blocking
 from agac.core.errors import Problem, UsageError, Where
 from agac.core.keys import canonical, job_alias

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from agac.api.batch_control import controlled
 from agac.api.before_run import compare_input, moved_names, warnings_before
 from agac.api.checked_workflow import CheckedWorkflow
 from agac.api.plan import (
@@ -27,7 +28,6 @@ from agac.api.project import Project
 from agac.api.ready_workflow import made_ready
 from agac.api.report import stale_facts
 from agac.api.run_options import RunOptions
-from agac.api.share import controlled
 from agac.api.stored_plan import recorded_plan
 from agac.api.trace_files import refuse_foreign
 from agac.api.watched_run import RowCount, counted_or_estimated

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from agac.api.batch_control import adopt_all, controlled
 from agac.api.batches import (
     BatchLine,
     batch_lines,
@@ -34,7 +35,6 @@ from agac.api.project import Project, open_project
 from agac.api.report import RunReport, leave_in_remote, report_of
 from agac.api.run import walk_through
 from agac.api.run_options import RunOptions
-from agac.api.share import adopt_all, controlled
 from agac.api.status import database_path, find_run, given_flags, go_on
 from agac.api.stored_plan import recorded_plan
 from agac.api.sync import asynchronous, blocking, calling, interruptible

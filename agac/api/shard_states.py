@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from agac.api.sync import blocking
 from agac.core.errors import UsageError, listed
 from agac.core.text import merge_command
 from agac.core.types import Report, Shard, dollars_in_all, iso
+from agac.data.object_store import ObjectStore
 from agac.engine.sharding.folder import (
     FOLDER,
     ShardFolder,
@@ -30,76 +32,91 @@ from agac.store.lease import shown
 
 @dataclass(frozen=True, slots=True)
 class ShardsReport(Report):
-    """What a remote says of runs in shards: the newest of each workflow, with its `shards`, how
-    many are in which of the `states`, what they came to together, and the `next` command once all
-    have finished. A shard is `running`, `finished`, `waiting` for batches, people or others,
-    `stopped` by an interrupt, a fault or a limit, `dead` where it should be at work and shows no
-    sign of life, or `missing`; `why` says more, and `next` what to type."""
+    """Runs in shards, as a remote knows them."""
 
     remote: str
+    """The remote's address."""
     runs: list[dict[str, Any]]
+    """The newest run of each workflow, with its `shards`, how many are in which of the `states`,
+    their rows and cost together, and the `next` command once all have finished. A shard is
+    `running`, `finished`, `waiting` for batches, people or others, `stopped` by an interrupt, a
+    fault or a limit, `dead` if it should be at work and shows no sign of life, or `missing`; `why`
+    says more, and `next` what to type."""
 
 
 @blocking
 async def shard_status(
     workflow: str | None = None, *, project: Path | str | None = None
 ) -> ShardsReport:
-    """How the shards of the newest run of each workflow, or of one, are. Reads the remote only.
-    Raises UsageError where the project has none, and for a workflow that has no shards there."""
+    """Reads how the shards of the newest run of each workflow, or of one, are. Reads only the
+    remote. Raises UsageError if the project has none, and for a workflow that has no shards
+    there."""
     opened = open_project(project)
-    runs = list[dict[str, Any]]()
-    remote, trust = (
-        remote_of(opened),
-        [*opened.spec.file.remote.trust, opened.env.get("AGAC_REMOTE_WRITER", "")],
-    )
-    named = (
-        (unquote(one.replace("=", "%")), f"{FOLDER}/{one}") for one in await remote.folders(FOLDER)
-    )
-    # others are of no workflow
-    names = sorted(name for name, folder in named if runs_folder(name) == folder)
+    remote = remote_of(opened)
+    trust = [*opened.spec.file.remote.trust, opened.env.get("AGAC_REMOTE_WRITER", "")]
+    names = await _workflows(remote)
     if workflow is not None and workflow not in names:
         known = f"Workflows with shards: {listed(names)}. " if names else ""
         remedy = f"{known}Begin one with: agac run -a {workflow} --shard 1/4"
         raise UsageError(
             f"no run of workflow {workflow!r} has shards in {remote.url}", remedy=remedy
         )
+    runs = list[dict[str, Any]]()
     for name in names if workflow is None else [workflow]:
-        folders = [
-            ShardFolder(remote, name, key, trust) for key in await remote.folders(runs_folder(name))
-        ]
-        found = [
-            (max(one.at for one in all_.values()), all_, one)
-            for one in folders
-            if (all_ := await one.statuses())
-        ]
-        if found:
-            _, statuses, folder = max(found, key=lambda one: one[0])
-            runs.append(await _run(folder, statuses))
+        keys = await remote.folders(runs_folder(name))
+        newest = await _newest([ShardFolder(remote, name, key, trust) for key in keys])
+        if newest is not None:
+            runs.append(await _run(*newest))
     return ShardsReport(remote.url, runs)
 
 
+async def _workflows(remote: ObjectStore) -> list[str]:
+    """Returns the workflows that have shards in a remote."""
+    names = {folder: unquote(folder.replace("=", "%")) for folder in await remote.folders(FOLDER)}
+    # other folders are of no workflow
+    return sorted(
+        name for folder, name in names.items() if runs_folder(name) == f"{FOLDER}/{folder}"
+    )
+
+
+async def _newest(
+    folders: Sequence[ShardFolder],
+) -> tuple[ShardFolder, Mapping[int, ShardStatus]] | None:
+    """Returns the run of which a shard was seen last, with the status of each of its shards."""
+    newest = None
+    newest_at = -math.inf
+    for folder in folders:
+        statuses = await folder.statuses()
+        seen_at = max((status.at for status in statuses.values()), default=-math.inf)
+        if statuses and seen_at > newest_at:
+            newest = folder, statuses
+            newest_at = seen_at
+    return newest
+
+
 async def _run(folder: ShardFolder, statuses: Mapping[int, ShardStatus]) -> dict[str, Any]:
+    """Describes a run and its shards."""
     ends = await folder.manifests()
     of = next(iter(statuses.values())).of
     workflow = folder.workflow
     old = await outdated(folder, ends.values())
     again = partial(command_of, workflow=workflow, statuses=statuses)
-    shards = [
-        _shard(part := Shard(n, of), again(part), statuses.get(n), ends.get(n), old)
-        for n in range(1, of + 1)
-    ]
-    states = Counter(one["state"] for one in shards)
+    shards = []
+    for number in range(1, of + 1):
+        shard = Shard(number, of)
+        shards.append(_shard(shard, again(shard), statuses.get(number), ends.get(number), old))
+    states = Counter(shard["state"] for shard in shards)
     rows = Counter[str]()
-    costs = [one["usd"] for one in shards]
-    for one in shards:
-        rows.update(one["rows"])
+    for facts in shards:
+        rows.update(facts["rows"])
+    costs = [shard["usd"] for shard in shards]
     return {
         "workflow": workflow,
         "states": dict(states),
         "rows": dict(rows),
-        "calls": sum(one["calls"] for one in shards),
+        "calls": sum(shard["calls"] for shard in shards),
         "usd": None if None in costs else dollars_in_all(costs),
-        "simulated": any(one["simulated"] for one in shards),
+        "simulated": any(shard["simulated"] for shard in shards),
         "next": merge_command(again(Shard(1, of))) if states["finished"] == of else None,
         "shards": shards,
     }
@@ -110,10 +127,14 @@ def _shard(
     again: str,
     status: ShardStatus | None,
     end: ShardManifest | None,
-    old: Mapping[int, str],
+    outdated_by: Mapping[int, str],
 ) -> dict[str, Any]:
+    """Describes one shard. `again` is the command that continues it, `outdated_by` says why shards
+    have to run again, by number."""
     if status is None:
-        none = {
+        return {
+            "shard": str(shard),
+            "state": "missing",
             "rows": {},
             "calls": 0,
             "usd": 0.0,
@@ -121,13 +142,12 @@ def _shard(
             "seen_at": None,
             "by": "",
             "why": "",
+            "next": again,
         }
-        return {"shard": str(shard), "state": "missing", **none, "next": again}
-    state = {"running": "running", "silent": "dead"}.get(status.state, "stopped")
-    if state == "stopped" and (status.waits or status.state == "ended"):
-        is_done = end is not None and end.complete and not status.waits and shard.number not in old
-        state = "finished" if is_done else "waiting"
-    why = status.waits or status.why or (state == "waiting" and old.get(shard.number)) or ""
+    state = _state(status, end, is_outdated=shard.number in outdated_by)
+    why = status.waits or status.why
+    if not why and state == "waiting":
+        why = outdated_by.get(shard.number, "")
     return {
         "shard": str(shard),
         "state": state,
@@ -140,3 +160,17 @@ def _shard(
         "why": why,
         "next": None if state in ("running", "finished") else again,
     }
+
+
+def _state(status: ShardStatus, end: ShardManifest | None, *, is_outdated: bool) -> str:
+    """Returns the word for a shard's state."""
+    if status.state == "running":
+        return "running"
+    if status.state == "silent":
+        return "dead"
+    if not status.waits and status.state != "ended":
+        return "stopped"
+    is_complete = end is not None and end.complete
+    if is_complete and not status.waits and not is_outdated:
+        return "finished"
+    return "waiting"

@@ -14,7 +14,8 @@ from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
     from agac.api.merge import MergeReport
-    from agac.api.share import PullReport, PushReport, RemoteReport
+    from agac.api.remote_doctor import RemoteReport
+    from agac.api.share import PullReport, PushReport
 
 
 @click.command(
