@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from workspace import Workspace
 
-from agac.cli.main import COMMANDS
+from agac.cli.commands import COMMANDS
 
 CALLS: dict[str, tuple[str, ...]] = {
     "init": ("init", "new-{turn}"),

@@ -11,7 +11,8 @@ import click
 
 from agac import api
 from agac.cli import terminal
-from agac.cli.main import CommandGroup, Globals, executor_option, json_option, long_running
+from agac.cli.commands import CommandGroup
+from agac.cli.main import Globals, executor_option, json_option, long_running
 from agac.cli.run_batches import retrieved_line, undecided_lines
 from agac.cli.run_report import print_run
 from agac.core.errors import ExitCode
@@ -132,21 +133,21 @@ def retrieve(
 
 def _print_retrieved(report: RetrieveReport, *, quiet: bool) -> None:
     """Says what became of batches, and of the run that they are of."""
-    ended = report.run
-    is_replaced = report.superseded_by is not None
+    invocation = report.run.invocation_record
     waits = report.exit_code is ExitCode.NOT_READY and not report.ready
-    if is_replaced and not quiet:
-        terminal.print_lines(map(retrieved_line, report.ingested))
-    if not is_replaced and not waits:
+    is_told = False
+    if report.superseded_by is not None:
+        if not quiet:
+            terminal.print_lines(map(retrieved_line, report.ingested))
+    elif not waits:
         from agac.engine.invocation import Scope  # the engine is loaded by now
 
-        print_run(ended, report.again, quiet=quiet, scope=Scope())
-    is_told = ended.record.complete or ended.invocation_record.batches.open
-    if not quiet and (waits or is_replaced or not is_told):
+        print_run(report.run, report.again, quiet=quiet, scope=Scope())
+        is_told = report.run.record.complete or bool(invocation.batches.open)
+    if not quiet and not is_told:
         terminal.say(terminal.sentence(report.message))
-    if waits:
-        for line in undecided_lines(ended.invocation_record):
-            terminal.say(line)
+    for line in undecided_lines(invocation) if waits else ():
+        terminal.say(line)
 
 
 @batch.command(

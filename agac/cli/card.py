@@ -10,6 +10,7 @@ import click
 
 from agac import api
 from agac.cli import main, terminal
+from agac.cli.commands import CommandGroup
 from agac.cli.terminal import (
     print_json,
     print_report,
@@ -22,7 +23,7 @@ from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
     from agac.api.card_trial import TrialReport
-    from agac.api.cards import LockReport
+    from agac.api.cards import CardReport, LockReport
 
 
 _variables = click.option(
@@ -31,7 +32,7 @@ _variables = click.option(
 
 
 @click.group(
-    cls=main.CommandGroup, help="Show and try AgentCards, and lock what their MCP servers offer."
+    cls=CommandGroup, help="Show and try AgentCards, and lock what their MCP servers offer."
 )
 def card() -> None:
     """Has a subcommand for each thing to be shown."""
@@ -43,8 +44,8 @@ def card() -> None:
 @main.json_option
 @click.pass_obj
 def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json: bool) -> None:
-    """The facts go to standard error, the instruction to standard output: as it is sent, but that
-    characters which people would not see are escapes. `--json` has them exactly."""
+    """Prints the facts to standard error, the instruction to standard output: as it is sent, except
+    that characters which people would not see are escapes. `--json` has them exactly."""
     report = api.show_card(
         name, variables=main.read_variables(variables), project=settings.project_dir
     )
@@ -56,9 +57,7 @@ def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json:
     facts: dict[str, Any] = {
         "card": f"{report.name} ({report.file})",
         "description": report.description,
-    }
-    facts |= {"type": report.type} if report.type != "agent" else {}
-    facts |= {
+        "type": None if report.type == "agent" else report.type,
         "model": report.model,
         "means": report.means,
         **report.params,
@@ -67,6 +66,11 @@ def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json:
     for key, value in facts.items():
         if value is not None:
             say(f"{key}: {value}")
+    _print_content(report)
+
+
+def _print_content(report: CardReport) -> None:
+    """Prints the messages and tools of a card, or the stages that it becomes."""
     if report.stages:
         print_text("\n".join(_part_lines(report.stages)))
         say(f"at most {counted(report.most_calls or 0, 'call')} a row")
@@ -85,12 +89,12 @@ def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json:
 
 def _part_lines(stages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yields the stages that a card becomes, in the order in which a row meets them."""
-    for one in stages:
-        who = ", ".join(filter(None, (one["agent"], one["does"])))
-        turns = f", up to {one['calls']} calls" if one["calls"] > 1 else ""
-        after = f"{', '.join(one['needs'])} → " if one["needs"] else ""
-        yield f"{after}{one['name']}   ({who}{turns})"
-        yield from (f"    {word} {one[word]}" for word in ("when", "amends") if one[word])
+    for stage in stages:
+        who = ", ".join(filter(None, (stage["agent"], stage["does"])))
+        turns = f", up to {stage['calls']} calls" if stage["calls"] > 1 else ""
+        after = f"{', '.join(stage['needs'])} → " if stage["needs"] else ""
+        yield f"{after}{stage['name']}   ({who}{turns})"
+        yield from (f"    {word} {stage[word]}" for word in ("when", "amends") if stage[word])
 
 
 @card.command(
@@ -108,8 +112,8 @@ def _part_lines(stages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 @main.json_option
 @click.pass_obj
 def lock(settings: main.Globals, name: str, check: bool, trust_card: bool, as_json: bool) -> int:
-    """Of a card, or of one server of agac.yml. Starts or connects the servers, and calls none of
-    their tools."""
+    """Writes the lock of a card, or of one server of agac.yml. Starts or connects the servers, and
+    calls none of their tools."""
     lock_card = main.long_running(api.lock_card)
     report = lock_card(name, check=check, trust_card=trust_card, project=settings.project_dir)
     print_report(report, lock_lines, as_json=as_json, quiet=settings.quiet and not report.changes)
@@ -151,38 +155,25 @@ def trial(
         print_json(report.as_json())
     else:
         say("\n".join(_trial_lines(report)))
-        if report.error is None:
-            print_text(
-                report.output
-                if isinstance(report.output, str)
-                else json.dumps(report.output, indent=2)
-            )
+        if report.error is None and isinstance(report.output, str):
+            print_text(report.output)
+        elif report.error is None:
+            print_text(json.dumps(report.output, indent=2))
     return ExitCode.ROWS_FAILED if report.error else ExitCode.DONE
 
 
 def _trial_lines(report: TrialReport) -> Iterator[str]:
+    """Yields the turns of a trial, its cost, and its error if it failed."""
     for turn in report.turns:
         agent = f" of {turn['agent']}" if turn["agent"] else ""
-        yield (
-            f"turn {turn['number']}{agent}: "
-            f"{'answer' if not turn['calls'] else counted(len(turn['calls']), 'call')}"
-        )
-        for call in turn["calls"]:
-            if call["how"] or call["state"] != "done":
-                how = f" [{call['how'] or call['state']}]"
-            else:
-                how = ""
-            result = plain(" ".join((call["result"] or "").split()))
-            yield (
-                f"  {plain(call['name'])}({plain(call['arguments'])}){how} -> "
-                f"{terminal.shortened(result, 200)}"
-            )
+        ended = counted(len(turn["calls"]), "call") if turn["calls"] else "answer"
+        yield f"turn {turn['number']}{agent}: {ended}"
+        yield from map(_call_line, turn["calls"])
     tokens = (
         f"{report.usage.input_tokens or 0:,} tokens in, {report.usage.output_tokens or 0:,} out"
     )
-    if report.cost_usd is None:
-        cost = "price unknown"
-    else:
+    cost = "price unknown"
+    if report.cost_usd is not None:
         cost = dollars(report.cost_usd, simulated=report.simulated)
     yield (
         f"{counted(report.replies, 'reply', 'replies')}, {tokens}, {cost}; see "
@@ -192,7 +183,20 @@ def _trial_lines(report: TrialReport) -> Iterator[str]:
         yield f"{report.error.type}: {report.error.message}"
 
 
+def _call_line(call: Mapping[str, Any]) -> str:
+    """`  search({"q": "x"}) [cached] -> the result`."""
+    how = ""
+    if call["how"] or call["state"] != "done":
+        how = f" [{call['how'] or call['state']}]"
+    result = plain(" ".join((call["result"] or "").split()))
+    return (
+        f"  {plain(call['name'])}({plain(call['arguments'])}){how} -> "
+        f"{terminal.shortened(result, 200)}"
+    )
+
+
 def lock_lines(report: LockReport) -> Iterator[str]:
+    """Yields what servers offer, and what changed."""
     for server, tools in report.servers.items():
         yield f"{server}: {counted(len(tools), 'tool')}: {', '.join(map(plain, tools))}"
     for server, change in report.changes.items():

@@ -49,38 +49,39 @@ def stages(context: click.Context, run: str | None = None) -> Values:
     given = context.params.get("workflow") or context.params.get("workflows")
     if not given:  # before an option without its value, click leaves the words in `args`
         run = context.params.get("run") or next(iter(context.args), run)
-        given = next(
-            (workflow for number, workflow in _runs(context) if run in ("last", number)), ()
-        )
-    names = [given] if isinstance(given, str) else given
-    files = [
-        path
-        for name in names
-        for path in _files(context, "workflows", *YAML_SUFFIXES)
-        if path.stem == name
-    ]
-    found = [
-        _as_mapping(stage).get("name")
-        for path in files
-        for stage in _mapping(path, _root(context)).get("stages") or ()
-    ]
-    return [(name, None) for name in dict.fromkeys(found) if isinstance(name, str)]
+        given = _workflow_of(context, run)
+    workflows = [given] if isinstance(given, str) else given
+    names = list[object]()
+    for path in _files(context, "workflows", *YAML_SUFFIXES):
+        if path.stem in workflows:
+            stages = _mapping(path, _root(context)).get("stages") or ()
+            names += [_as_mapping(stage).get("name") for stage in stages]
+    return [(name, None) for name in dict.fromkeys(names) if isinstance(name, str)]
+
+
+def _workflow_of(context: click.Context, run: str | None) -> list[str]:
+    """Finds the workflow of a run, by its number or as `last`; nothing if there is no such run."""
+    for number, workflow in _runs(context):
+        if run in ("last", number):
+            return [workflow]
+    return []
 
 
 def workflows(context: click.Context) -> Values:
-    return [
-        (name, None)
-        for name in sorted({path.stem for path in _files(context, "workflows", *YAML_SUFFIXES)})
-    ]
+    """Lists the workflows that have files."""
+    names = {path.stem for path in _files(context, "workflows", *YAML_SUFFIXES)}
+    return [(name, None) for name in sorted(names)]
 
 
 def batches(context: click.Context) -> Values:
     """Lists open batches, the newest first: by agac's numbers, then by the provider's ids."""
     from agac.store.batches import at_a_glance
 
-    found = at_a_glance(_root(context) / STORE, "batches_at_a_glance", tuple[int, str | None, str])
-    ours = [(str(number), workflow) for number, _, workflow in found]
-    return ours + [(theirs, workflow) for _, theirs, workflow in found if theirs]
+    store = _root(context) / STORE
+    open_batches = at_a_glance(store, "batches_at_a_glance", tuple[int, str | None, str])
+    by_number = [(str(number), workflow) for number, _, workflow in open_batches]
+    by_id = [(provider_id, workflow) for _, provider_id, workflow in open_batches if provider_id]
+    return by_number + by_id
 
 
 def _runs(context: click.Context) -> list[tuple[str, str]]:
@@ -88,10 +89,8 @@ def _runs(context: click.Context) -> list[tuple[str, str]]:
     from agac.store.batches import at_a_glance
     from agac.store.history import RunLine
 
-    return [
-        (str(one.id), one.workflow)
-        for one in at_a_glance(_root(context) / STORE, "run_lines", RunLine, None)
-    ]
+    lines = at_a_glance(_root(context) / STORE, "run_lines", RunLine, None)
+    return [(str(line.id), line.workflow) for line in lines]
 
 
 COMPLETIONS: dict[str, Callable[[click.Context], Values]] = {

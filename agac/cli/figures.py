@@ -1,4 +1,4 @@
-"""What plans, versions and changes say, in words and figures: for text, and for comments of pull
+"""Writes plans, versions and changes in words and figures, for text and for comments of pull
 requests."""
 
 from __future__ import annotations
@@ -34,14 +34,10 @@ def version_words(version: Version) -> str:
     has 3 more)`."""
     if version.commit is None:
         return version.ref
-    if version.main:
-        name = f"the last commit shared with {version.main}"
-    else:
-        name = version.ref
+    name = f"the last commit shared with {version.main}" if version.main else version.ref
+    more = ""
     if version.behind:
         more = f"; {version.main} has {counted(version.behind, 'more commit')}"
-    else:
-        more = ""
     return f"{name} ({version.commit[:8]}, {version.as_json()['made_at'][:10]}{more})"
 
 
@@ -53,32 +49,27 @@ def change_words(
 ) -> str:
     """Says a change with what differs of its text, or of an answer's fields and readers. `most`:
     characters of each text."""
-    before = change.before
-    now = change.now
-    # two values that may look alike
-    text = shown(exposed(change.text) if "→" in change.text else change.text)
+    has_values = "→" in change.text  # two values that may look alike
+    text = shown(exposed(change.text) if has_values else change.text)
     if change.what == "renamed":
         return f"{text}; its stored results stay valid"
     if change.fields:
+        fields = "; ".join(change.fields)
         if change.breaks:
-            broken = f"; breaking for {', '.join(change.breaks)}"
-        else:
-            broken = ""
-        return f"{text}: {shown('; '.join(change.fields) + broken)}"
-    if "→" in change.text or change.what in ("new", "gone", "tools", "schema", "vars", "rows"):
+            fields += f"; breaking for {', '.join(change.breaks)}"
+        return f"{text}: {shown(fields)}"
+    if has_values or change.what in ("new", "gone", "tools", "schema", "vars", "rows"):
         return text
-    return f"{text}: {value_diff(before, now, differing, shown, most)}"
+    return f"{text}: {value_diff(change.before, change.now, differing, shown, most)}"
 
 
 def counts_words(plan: PlanReport | PlanFigures, *, stages: bool = False) -> str:
     """Says what stays valid, what would run (at which `stages`), and at what price."""
-    parts = [
-        f"{one.name} {bounds_words(one)}" for one in plan.stages if one.run_mode and one.most != 0
-    ]
-    if stages and len(plan.stages) > 1 and parts:
-        where = f" ({', '.join(parts)})"
-    else:
-        where = ""
+    where = ""
+    if stages and len(plan.stages) > 1:
+        running = [stage for stage in plan.stages if stage.run_mode and stage.most != 0]
+        parts = [f"{stage.name} {bounds_words(stage)}" for stage in running]
+        where = f" ({', '.join(parts)})" if parts else ""
     valid = counted(plan.valid, "stored result stays valid", "stored results stay valid")
     task = "task" if plan.least == plan.most == 1 else "tasks"
     return f"{valid}; {bounds_words(plan)} {task} would run{where}, {cost_words(plan)}"
@@ -99,7 +90,7 @@ def cost_words(plan: PlanReport | PlanFigures) -> str:
     """Says what a plan is expected to cost."""
     if plan.usd is None:
         return "price not known"
-    simulated = any(one.simulated for one in plan.stages if one.run)
+    simulated = any(stage.simulated for stage in plan.stages if stage.run)
     return dollars(plan.usd, simulated=simulated, about="" if plan.exact else "~")
 
 
@@ -108,36 +99,43 @@ def plan_rows(report: PlanReport) -> tuple[list[str], list[list[object]]]:
     names = terminal.outcome_names(list(COUNTS), report.stages)
     if not any(stage.in_flight for stage in report.stages):
         names.remove("in_flight")
-    modes = ["mode"] if any(stage.batches for stage in report.stages) else []
+    has_batches = any(stage.batches for stage in report.stages)
+    header = ["stage", "model"]
+    if has_batches:
+        header.append("mode")
+    header += [*(COUNTS[name] for name in names), "calls", "tokens in", "out", "cost"]
     rows = list[list[object]]()
     for stage in report.stages:
-        expected = stage.estimate
+        row: list[object] = [stage.name, stage.stage.lane]
+        if has_batches:
+            row.append(stage.run_mode or "")
         number = int if stage.exact else InexactNumber
-        numbers = [getattr(stage, name) for name in names]
-        numbers += [expected.calls, expected.input_tokens, expected.output_tokens]
-        cost = "price not known"
-        if expected.usd is not None:
-            about = "" if stage.exact or not expected.usd else "~"
-            cost = dollars(expected.usd, simulated=stage.simulated, about=about)
-        rows.append(
-            [
-                stage.name,
-                stage.stage.lane,
-                *(stage.run_mode or "" for _ in modes),
-                *map(number, numbers),
-                cost,
-            ]
-        )
-    words = [COUNTS[name] for name in names]
-    return ["stage", "model", *modes, *words, "calls", "tokens in", "out", "cost"], rows
+        expected = stage.estimate
+        row += [number(getattr(stage, name)) for name in names]
+        row += map(number, (expected.calls, expected.input_tokens, expected.output_tokens))
+        rows.append([*row, _expected_cost(stage)])
+    return header, rows
+
+
+def _expected_cost(stage: StageForecast) -> str:
+    """`~$0.40`: what the calls of a stage are expected to cost."""
+    usd = stage.estimate.usd
+    if usd is None:
+        return "price not known"
+    about = "~" if usd and not stage.exact else ""
+    return dollars(usd, simulated=stage.simulated, about=about)
 
 
 class SignedNumber(int):
+    """A number that is written with its sign."""
+
     def __format__(self, spec: str) -> str:
         return format(int(self), f"+{spec}")
 
 
 class InexactNumber(int):
+    """A number that is written with a `~`."""
+
     def __format__(self, spec: str) -> str:
         return f"~{int(self):{spec}}" if self else "0"
 
@@ -149,39 +147,35 @@ def comparison_rows(report: PlanComparison) -> list[list[object]]:
     """Returns what both versions come to, and the difference."""
     from agac.api.diff import totals
 
-    simulated = any(one.simulated for one in report.now.stages)
+    simulated = any(stage.simulated for stage in report.now.stages)
 
-    def shown(name: str, found: Mapping[str, Any], number: type[int] = int) -> list[object]:
-        *numbers, usd = found.values()
-        if number is int:
-            sign = ""
-        elif (usd or 0) < 0:
-            sign = "-"
-        else:
-            sign = "+"
-        if usd is None:
-            cost = "price not known"
-        else:
-            cost = dollars(abs(usd), simulated=simulated, about=sign)
-        return [name, *map(number, numbers), cost]
+    def cells(name: str, figures: Mapping[str, Any], *, signed: bool = False) -> list[object]:
+        *numbers, usd = figures.values()
+        cost = "price not known"
+        if usd is not None:
+            sign = "-" if usd < 0 else "+"
+            cost = dollars(abs(usd), simulated=simulated, about=sign if signed else "")
+        return [name, *map(SignedNumber if signed else int, numbers), cost]
 
-    before = [shown("before", totals(report.before))] if report.before else []
-    return [
-        *before,
-        shown("now", totals(report.now)),
-        shown("difference", report.difference, SignedNumber),
-    ]
+    rows = []
+    if report.before:
+        rows.append(cells("before", totals(report.before)))
+    rows.append(cells("now", totals(report.now)))
+    rows.append(cells("difference", report.difference, signed=True))
+    return rows
 
 
 WAYS = {"sync": "by calls", "batch": "in batches", "flex": "with service_tier=flex"}
 
 
-def priced(found: CostEstimate | PlanReport, *, simulated: bool, basis: str = "") -> str:
+def priced(plan: CostEstimate | PlanReport, *, simulated: bool, basis: str = "") -> str:
     """Says what calls and batches cost side by side, what that rests on, and how long it takes."""
-    ways = ((usd, WAYS[way]) for way, usd in found.ways.items() if usd is not None)
-    said = [f"{dollars(usd, simulated=simulated, about='~')} {words}" for usd, words in ways]
-    if found.seconds is None:
-        time = "time unknown"
-    else:
-        time = f"about {duration(max(found.seconds, 1))}"
-    return f"{', '.join(said)}{basis}, {time}"
+    prices = [
+        f"{dollars(usd, simulated=simulated, about='~')} {WAYS[way]}"
+        for way, usd in plan.ways.items()
+        if usd is not None
+    ]
+    time = "time unknown"
+    if plan.seconds is not None:
+        time = f"about {duration(max(plan.seconds, 1))}"
+    return f"{', '.join(prices)}{basis}, {time}"

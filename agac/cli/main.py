@@ -1,104 +1,40 @@
-"""The `agac` command: the group, the flags and the one place where an error becomes an exit
-code."""
+"""The `agac` command: its flags, options that commands share, and the one place where an error
+becomes an exit code."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce, wraps
-from importlib import import_module
-from keyword import iskeyword
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 from agac import __version__
-from agac.cli import log, terminal
-from agac.cli.completion import VARIABLE, add_completions, named_here
-from agac.cli.usage_texts import AGAIN, usage_lines
-from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, nearest
-
-COMMANDS = {
-    "validate": ("project", "Check workflows without running them."),
-    "plan": ("plan", "Show what a run would call, reuse and cost, and why."),
-    "test": ("ci", "Run the tests of workflows: offline, without keys."),
-    "lint": ("project", "Find what is allowed and seldom meant."),
-    "run": ("run", "Run a workflow, or resume it."),
-    "retry": ("run", "Run failed rows of a run again."),
-    "process": ("process", "Ask a model about each row of a file, without a workflow file."),
-    "resume": ("process", "Resume such a job."),
-    "merge": ("share", "Write the outputs of a run in shards."),
-    "export": ("export", "Write a run's output files again, or its results elsewhere."),
-    "status": ("status", "Show the newest runs, or one in full."),
-    "ui": ("monitor", "Watch runs in the browser."),
-    "show": ("inspect", "Show the results of a run, as a table."),
-    "runs": ("status", "List all runs and what changed between them."),
-    "diff": (
-        "compare",
-        "Show what a change of the files does: to prompts, to stored results, to the cost.",
-    ),
-    "compare": ("compare", "Compare the results of two runs, row by row."),
-    "try": (
-        "compare",
-        "Ask a changed stage for a sample of rows, and compare the answers with the stored ones.",
-    ),
-    "eval": ("compare", "Hold answers of models against the labels of rows."),
-    "review": ("review", "Decide on results that wait for people."),
-    "fix": ("review", "Set the result of a row by hand."),
-    "calibrate": ("review", "Find the threshold that decisions of people support."),
-    "inspect": ("inspect", "Show a run, or every stage and attempt of a row."),
-    "why": ("why", "Show why a task was run, and what changed since the last time."),
-    "graph": ("graph", "Draw a workflow, with the outcomes of its last run."),
-    "sql": ("store_query", "Run a SELECT on the store; nothing can be changed."),
-    "data": ("show_data", "Show an input: columns, types, first rows."),
-    "card": ("card", "Show AgentCards."),
-    "batch": ("batch", "Follow, retrieve and cancel batches."),
-    "doctor": ("batch", "Compare the store with the providers, and repair what differs."),
-    "notify": ("status", "Try who is told of runs."),
-    "push": ("share", "Put your answers into the team's remote."),
-    "pull": ("share", "Take answers out of the team's remote."),
-    "remote": ("share", "Look at the team's remote."),
-    "ci": ("ci", "Do what a job of a forge is for, as looking at a change."),
-    "init": ("project", "Make a project that works at once, on the simulator."),
-    "gc": ("project", "Delete old runs and data that no kept run needs."),
-    "backup": ("project", "Copy the database, also while a run is at work."),
-    "schema": ("project", "Print JSON Schemas of agac's files, for editors."),
-    "simulate": ("simulate", "Serve a simulated provider on this machine."),
-    "completion": ("completion", "Print the script that makes a shell complete agac's commands."),
-    "version": ("installation", "Show the version."),
-}
-"""Every command: its module, imported when it is used, and its line in `agac --help`."""
-
-REMOVED = {
-    "fmt": 'Format YAML files with Prettier (`prettier --write "**/*.{yml,yaml}"`) or yamlfmt.',
-    "index": "Search rows in the monitor (`agac ui`); `agac gc` deletes old index files.",
-}
-"""Commands that agac no longer has, and what to use instead."""
-
-SECTIONS = {
-    "validate": "Run",
-    "status": "Look",
-    "batch": "Batch",
-    "push": "Share",
-    "init": "Project",
-}
-"""The sections of `agac --help`, each by its first command."""
+from agac.cli import log, streams, terminal
+from agac.cli.commands import LazyGroup
+from agac.cli.completion import VARIABLE, named_here
+from agac.cli.usage_texts import usage_lines
+from agac.core.errors import AgacError, ExitCode, SpecError, UsageError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Globals:
+    """The flags of `agac` itself that commands look at."""
+
     project_dir: Path | None
+    """The folder of agac.yml; None: the nearest one."""
+
     quiet: bool
+    """True if nothing is said but errors and results."""
 
 
 def workflow_options(text: str, *, required: bool = True) -> Callable[[Function], Function]:
@@ -111,7 +47,8 @@ def workflow_options(text: str, *, required: bool = True) -> Callable[[Function]
         ) -> Any:
             context = click.get_current_context()
             if required and not workflows + named:
-                option = next(one for one in context.command.params if one.name == "workflows")
+                options = context.command.params
+                option = next(each for each in options if each.name == "workflows")
                 raise click.MissingParameter(ctx=context, param=option)
             return function(*arguments, workflows=workflows + named, **given)
 
@@ -141,6 +78,7 @@ concurrency_option = click.option(
 
 
 def in_order(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """Adds several options to a command, in this order."""
     return lambda command: reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
@@ -252,124 +190,14 @@ stage_options = in_order(
 
 
 def read_variables(pairs: tuple[str, ...], flag: str = "--var") -> dict[str, str]:
-    """`--var NAME=VALUE`, any number of times."""
-    found = {}
+    """Reads `--var NAME=VALUE`, any number of times."""
+    variables = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign or not name:
             raise click.UsageError(f"{flag} {pair}: write NAME=VALUE")
-        found[name] = value
-    return found
-
-
-class CommandGroup(click.Group):
-    """Shows its help when no command is named."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if args or ctx.resilient_parsing else ["--help"])
-
-
-class LazyGroup(CommandGroup):
-    """Imports a command's module when the command is used."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Moves the flags of `agac` itself before the command, wherever they were given."""
-        flags = self.global_flags()
-        ours = []
-        others = []
-        remaining = iter(args)
-        for word in remaining:
-            name, sign, _ = word.partition("=")
-            name = "-v" if re.fullmatch("-v+", name) else name
-            if word == "--":
-                others += [word, *remaining]
-            elif name in flags:
-                ours += [word, *([next(remaining, "")] if flags[name] and not sign else [])]
-            else:
-                others.append(word)
-        if others[:1] == ["help"]:  # `agac help run` is `agac run --help`
-            others = [*others[1:], "--help"]
-        return super().parse_args(
-            ctx, [*ours, *others] if others or ctx.resilient_parsing else ["--help"]
-        )
-
-    def global_flags(self) -> dict[str, bool]:
-        options = [
-            option
-            for option in self.params
-            if isinstance(option, click.Option) and not option.is_eager
-        ]
-        return {
-            flag: not (option.is_flag or option.count) for option in options for flag in option.opts
-        }
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
-        command: click.Command = getattr(import_module(f"agac.cli.{COMMANDS[cmd_name][0]}"), name)
-        if ctx.resilient_parsing:
-            return add_completions(command, cmd_name)
-        return command
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        names = [
-            CompletionItem(name, help=text)
-            for name, (_, text) in COMMANDS.items()
-            if name.startswith(incomplete)
-        ]
-        return names + click.Command.shell_complete(self, ctx, incomplete)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            if ctx.resilient_parsing:
-                return None, None, []  # a shell asks for completions: there are none
-            of_batches = getattr(self.get_command(ctx, "batch"), "commands", ())
-            near: str | None
-            if args[0] in of_batches:
-                near = f"batch {args[0]}"
-            else:
-                near = nearest(args[0], COMMANDS)
-            if near:
-                hint = f"Did you mean 'agac {near}'?"
-            else:
-                hint = f"Commands: {', '.join(COMMANDS)}."
-            hint = REMOVED.get(args[0], hint)
-            if AGAIN.fullmatch(args[0]):
-                hint = named_here("`agac run -a WORKFLOW` goes on where the last one ended.", ctx)
-            raise click.UsageError(f"No such command {args[0]!r}. {hint}", ctx)
-        name, command, rest = super().resolve_command(ctx, args)
-        if command is None:
-            return name, command, rest
-        context = click.Context(command, parent=ctx, info_name=command.name, resilient_parsing=True)
-        given: list[click.Parameter] = []
-        with suppress(click.UsageError):  # click reports it, with the usage
-            given = command.make_parser(context).parse_args(list(rest))[2]
-        for option in dict.fromkeys(given):  # the first of two values would be lost
-            if (
-                isinstance(option, click.Option)
-                and not (option.multiple or option.is_flag)
-                and given.count(option) > 1
-            ):
-                raise click.UsageError(
-                    f"{max(option.opts, key=len)} is given twice; it takes one value", context
-                )
-        return name, command, rest
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: list[tuple[str, list[tuple[str, str]]]] = []
-        for name, (_, text) in COMMANDS.items():
-            if name in SECTIONS:
-                sections.append((SECTIONS[name], []))
-            sections[-1][1].append((name, text))
-        for title, commands in sections:
-            with formatter.section(title):
-                formatter.write_dl(commands)
+        variables[name] = value
+    return variables
 
 
 @click.group(
@@ -455,7 +283,7 @@ def long_running(function: Function) -> Function:
     thread."""
     from agac.tools.functions import exchanged  # loads asyncio
 
-    terminal.keep_output()
+    streams.keep_output()
     _to_the_end.enter_context(exchanged())
     gc.freeze()
     # new objects, in place of 700: most of those made at the start stay to the end
@@ -467,7 +295,7 @@ def long_running(function: Function) -> Function:
 def main() -> NoReturn:
     """Runs the command. Every exit of agac is here, except those while it is loaded."""
     gc.disable()
-    terminal.prepare_streams()
+    streams.prepare_streams()
     code: int = ExitCode.FAILED
     try:
         code = _main()
@@ -529,7 +357,7 @@ def _is_of_output(error: Exception) -> bool:
     """True if standard output could not be written; completions are written past the stream."""
     if not isinstance(error, OSError):
         return False
-    return error.filename == terminal.STANDARD_OUTPUT or VARIABLE in os.environ
+    return error.filename == streams.STANDARD_OUTPUT or VARIABLE in os.environ
 
 
 def _say_unexpected(error: Exception, context: click.Context | None) -> int:
@@ -544,24 +372,26 @@ def _say_unexpected(error: Exception, context: click.Context | None) -> int:
         return say_known(
             AgacError(lack, remedy="`agac doctor --install` says what installs it."), context
         )
-    if isinstance(error, UnicodeEncodeError):
-        # a word of the command line whose bytes are not text in the encoding of this environment
-        undecoded = [
-            word for word in sys.argv if any("\udc80" <= sign <= "\udcff" for sign in word)
-        ]
-        if undecoded:
-            what = (
-                f"{undecoded[0]!a} is not text in the encoding of this environment, "
-                f"{sys.getfilesystemencoding()}"
-            )
-            remedy = "Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8."
-            return say_known(UsageError(what, remedy=remedy), None)
+    undecoded = _undecoded_words() if isinstance(error, UnicodeEncodeError) else []
+    if undecoded:
+        what = (
+            f"{undecoded[0]!a} is not text in the encoding of this environment, "
+            f"{sys.getfilesystemencoding()}"
+        )
+        remedy = "Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8."
+        return say_known(UsageError(what, remedy=remedy), None)
     # a bug of agac: the report goes to a file that can be attached to an issue
     from agac.api.bugs import bug_report
 
     what, remedy = bug_report(error, terminal.typed_command())
     terminal.say_error(what, f"{remedy} Stored answers are safe: run the same command to resume.")
     return ExitCode.FAILED
+
+
+def _undecoded_words() -> list[str]:
+    """Finds the words of the command line whose bytes are not text in the encoding of this
+    environment."""
+    return [word for word in sys.argv if any("\udc80" <= sign <= "\udcff" for sign in word)]
 
 
 def _interrupted() -> ExitCode:
@@ -583,7 +413,8 @@ def say_known(error: AgacError, context: click.Context | None) -> int:
     """Says an error of agac with its remedy, and returns the exit code for it."""
     if isinstance(error, SpecError):
         terminal.print_problems(error.problems, sys.stderr)
-    terminal.say_error(
-        error.message, *([named_here(error.remedy, context)] if error.remedy else [])
-    )
+    if error.remedy:
+        terminal.say_error(error.message, named_here(error.remedy, context))
+    else:
+        terminal.say_error(error.message)
     return error.exit_code

@@ -1,4 +1,4 @@
-"""Markdown for comments of pull requests: tables, folded details, names and texts
+"""Writes Markdown for comments of pull requests: tables, folded details, names and texts
 (`core.text.escaped`)."""
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def table(
     """Makes a table of cells that are Markdown already (`escaped`, `code`) or numbers; the columns
     `numbers` are aligned to the right."""
     at_right = set(numbers)
-    marks = ["---:" if place in at_right else "---" for place in range(len(header))]
-    lines = [header, marks, *([_cell(one) for one in row] for row in rows)]
+    marks = ["---:" if column in at_right else "---" for column in range(len(header))]
+    lines = [header, marks, *([_cell(value) for value in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -51,8 +51,8 @@ def _cell(value: object) -> str:
 
 
 def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:
-    """Details that can be opened, with a `summary` of one line; forges want blank lines around the
-    Markdown in them."""
+    """Yields details that can be opened, with a `summary` of one line; forges want blank lines
+    around the Markdown in them."""
     shown = html.escape(unlinked(squeezed(summary)))  # a blank line would end the HTML
     yield from (f"<details><summary>{shown}</summary>", "", *lines, "", "</details>")
 
@@ -61,50 +61,63 @@ def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:
 # `agac-pr.json` says of them.
 
 
-def _prices(found: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
-    """Returns what each stage comes to by calls, in batches and so on, and how long it takes."""
+def _prices(stages: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
+    """Makes columns, and their cells for each stage: its cost by calls, in batches and so on, and
+    how long it takes."""
     ways = [
-        way for way in figures.WAYS if any(one.estimate.ways.get(way) is not None for one in found)
+        way
+        for way in figures.WAYS
+        if any(stage.estimate.ways.get(way) is not None for stage in stages)
     ]
-    rows = list[list[str]]()
-    for stage in found:
-        one = stage.estimate
-        known = (one.ways.get(way) for way in ways)
-        cells = ["" if usd is None else dollars(usd, simulated=stage.simulated) for usd in known]
-        time = "unknown" if one.seconds is None else duration(max(one.seconds, 1))
-        rows.append([*cells, time] if one.calls else [""] * (len(ways) + 1))
+    rows = [_price_cells(stage, ways) for stage in stages]
     return [*(figures.WAYS[way] for way in ways), "time"], rows
 
 
+def _price_cells(stage: Any, ways: Sequence[str]) -> list[str]:
+    """Writes the costs and the time of a stage; nothing if it makes no calls."""
+    estimate = stage.estimate
+    if not estimate.calls:
+        return [""] * (len(ways) + 1)
+    cells = []
+    for way in ways:
+        usd = estimate.ways.get(way)
+        cells.append("" if usd is None else dollars(usd, simulated=stage.simulated))
+    seconds = estimate.seconds
+    cells.append("unknown" if seconds is None else duration(max(seconds, 1)))
+    return cells
+
+
 def _cost_table(workflows: Iterable[Any]) -> list[str]:
-    """Yields a table of all stages that ask models, of workflows with a `plan` and `changes`."""
+    """Makes a table of all stages that ask models, of workflows with a `plan` and `changes`; no
+    line if there is no such stage."""
     stages = [
-        (some, one) for some in workflows if some.plan for one in some.plan.stages if one.run_mode
+        (workflow, stage)
+        for workflow in workflows
+        if workflow.plan
+        for stage in workflow.plan.stages
+        if stage.run_mode
     ]
-    (more, prices), rows = _prices([one for _, one in stages]), list[list[object]]()
-    for (some, one), cells in zip(stages, prices, strict=True):
-        what = ", ".join(
-            dict.fromkeys(
-                escaped(change.what) for change in some.changes if change.stage == one.name
-            )
-        )
-        tokens = (one.estimate.input_tokens, one.estimate.output_tokens)
-        counts = map(int if one.exact else figures.InexactNumber, tokens)
+    if not stages:
+        return []
+    more, prices = _prices([stage for _, stage in stages])
+    rows = list[list[object]]()
+    for (workflow, stage), cells in zip(stages, prices, strict=True):
+        changed = [escaped(each.what) for each in workflow.changes if each.stage == stage.name]
+        number = int if stage.exact else figures.InexactNumber
         rows.append(
             [
-                code(some.workflow),
-                code(one.name),
-                what,
-                one.reuse,
-                figures.bounds_words(one),
-                *counts,
+                code(workflow.workflow),
+                code(stage.name),
+                ", ".join(dict.fromkeys(changed)),
+                stage.reuse,
+                figures.bounds_words(stage),
+                number(stage.estimate.input_tokens),
+                number(stage.estimate.output_tokens),
                 *cells,
             ]
         )
     header = ["workflow", "stage", "changed", "stay valid", "to run", "tokens in", "out", *more]
-    if rows:
-        return table(header, rows, numbers=range(3, len(header))).split("\n")
-    return []
+    return table(header, rows, numbers=range(3, len(header))).split("\n")
 
 
 def diff_lines(report: DiffReport) -> Iterator[str]:
@@ -113,42 +126,46 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
         f"**{counted(len(report.workflows), 'workflow')} changed: "
         f"{figures.counts_words(report.all)}**"
     )
-    problems = [
-        *report.problems,
-        *(problem for one in report.workflows for problem in one.problems),
-    ]
+    problems = list(report.problems)
+    for diff in report.workflows:
+        problems += diff.problems
     for lines in (_problems(problems), _cost_table(report.workflows)):
         if lines:
             yield from ("", *lines)
     if report.beside:
         yield from ("", "**Outside of workflows**", "", *_changes(report.beside))
-    for one in report.workflows:
-        said = f"{one.workflow}: {one.how}, {counted(len(one.changes), 'change')}"
-        yield from ("", *fold(said, _changes(one.changes)))
+    for diff in report.workflows:
+        summary = f"{diff.workflow}: {diff.how}, {counted(len(diff.changes), 'change')}"
+        yield from ("", *fold(summary, _changes(diff.changes)))
     yield from ("", f"<sub>Compared with {escaped(figures.version_words(report.against))}.</sub>")
 
 
 def _problems(problems: Iterable[Problem], kind: str = "") -> list[str]:
+    """Writes a line for each problem, of a `kind` or of its severity."""
     lines = list[str]()
-    for one in problems:
-        told = escaped(cropped(f"{one.path}: {one.message}" if one.path else one.message, 2_000))
-        lines.append(f"- **{kind or one.severity}** {code(cropped(str(one.where), 300))}: {told}")
+    for problem in problems:
+        message = problem.message
+        if problem.path:
+            message = f"{problem.path}: {message}"
+        where = code(cropped(str(problem.where), 300))
+        text = escaped(cropped(message, 2_000))
+        lines.append(f"- **{kind or problem.severity}** {where}: {text}")
     return lines
 
 
 def plan_lines(report: Any) -> Iterator[str]:
     """Yields a plan, or two of them side by side."""
     plan = getattr(report, "now", report)
-    (header, rows), (more, prices) = figures.plan_rows(plan), _prices(plan.stages)
+    header, rows = figures.plan_rows(plan)
+    more, prices = _prices(plan.stages)
     yield (
         f"**{escaped(plan.workflow)}: {counted(plan.rows['total'], 'row')}**, "
         f"{figures.cost_words(plan)}"
     )
-    cells = [
-        [code(one) if isinstance(one, str) and at < 2 else one for at, one in enumerate(row)]
-        for row in rows
+    lines = [
+        [code(str(stage)), code(str(model)), *cells, *others]
+        for (stage, model, *cells), others in zip(rows, prices, strict=True)
     ]
-    lines = [[*row, *others] for row, others in zip(cells, prices, strict=True)]
     yield from ("", table([*header, *more], lines, numbers=range(2, len(header) + len(more))))
     against = getattr(report, "against", None)
     if against:
@@ -161,90 +178,114 @@ def plan_lines(report: Any) -> Iterator[str]:
 # The comment of a pull request, made of `agac-pr.json` alone, which another job wrote: whatever is
 # in it is data.
 
-MOST = 60_000  # characters of a comment; forges take 65,536
+MAX_COMMENT = 60_000
+"""Characters of a comment, at most; forges take 65,536."""
+
 COMMAND_OF_GITLAB = re.compile(r"(?m)^(\s*)/")
 """To GitLab a line of a comment that begins with a slash is a command, such as /merge."""
 
-_MOST_TEXT = 4_000  # of a text that changed, of a change, of a workflow
-_MOST_CHANGE = 10_000
-_MOST_FOLD = 20_000
-_MOST_SETTING = 600  # cells
+_MAX_TEXT = 4_000
+"""Characters of a text that changed."""
+
+_MAX_CHANGE = 10_000
+"""Characters of a change."""
+
+_MAX_FOLD = 20_000
+"""Characters of all changes of a workflow."""
+
+_MAX_SETTING = 600
+"""Cells of a terminal of a setting that changed: a long one leaves room for the others."""
+
 _REST = "`agac-pr.json`, which the job keeps, has all"
 
 
 @dataclass(slots=True)
 class _Section:
-    """A part of a comment. More than `opened` blocks are folded; the last ones are left out where
-    there is no room."""
+    """A part of a comment."""
 
     what: str
+    """The word for one of its blocks."""
+
     blocks: list[str]
+    """Its texts; the last ones are left out if there is no room."""
+
     head: Sequence[str] = ()
+    """Lines before them."""
+
     opened: int = 20
+    """More blocks than these are folded."""
+
     left: int = 0
+    """How many blocks were left out."""
+
+    @property
+    def length(self) -> int:
+        """Characters of all blocks."""
+        return sum(map(len, self.blocks))
 
     def text(self) -> str:
-        """Writes the section; nothing where there are no blocks."""
-        if self.left:
-            more = ["", f"*{self.left:,} more are not shown: {_REST}.*"]
-        else:
-            more = []
-        lines = [*self.head, *self.blocks, *more]
+        """Writes the section; nothing if there are no blocks."""
         count = len(self.blocks) + self.left
+        if not count:
+            return ""
+        lines = [*self.head, *self.blocks]
+        if self.left:
+            lines += ["", f"*{self.left:,} more are not shown: {_REST}.*"]
         if count > self.opened:
             lines = list(fold(counted(count, self.what), lines))
-        else:
-            lines = lines
-        return "\n".join(lines).rstrip() if count else ""
+        return "\n".join(lines).rstrip()
+
+    def cut(self, characters: int) -> None:
+        """Leaves out the last blocks, so many characters at least."""
+        while characters > 0 and self.blocks:
+            characters -= len(self.blocks.pop())
+            self.left += 1
 
 
 def comment_text(found: Findings) -> str:
-    """Writes the comment: its marker, a summary on a line, then details, the longest of which is
-    cut where needed."""
+    """Writes the comment: its marker, a summary on a line, then details, the longest of which are
+    cut if needed."""
     marker = f"<!-- agac:{quote(cropped(found.project, 200), safe='/')} -->"
     footer = _footer(found)
     if found.quiet:
         return f"{marker}\nNo workflow changed. {footer}"
-    stale = [
-        f"{one.name}: a recorded reply is not asked for: {what}"
-        for one in found.tests
-        for what in one.stale
-    ]
-    warnings = [*_problems(found.told("warning")), *_problems(found.lint, "lint")]
-    warnings += [f"- {escaped(cropped(one, 2_000))}" for one in stale]
+    headline = _headline(found)
+    sections = _sections(found)
+    while True:
+        texts = [section.text() for section in sections]
+        text = "\n\n".join([f"{marker}\n{headline}", *filter(None, texts), footer])
+        longest = max(sections, key=lambda section: section.length)
+        if len(text) <= MAX_COMMENT or not longest.blocks:
+            return COMMAND_OF_GITLAB.sub(r"\1\\/", text)
+        longest.cut(len(text) - MAX_COMMENT)
+
+
+def _sections(found: Findings) -> list[_Section]:
+    """Makes the parts of the comment, in their order."""
+    beside = ["**Outside of workflows**", ""]
+    workflows = ["\n".join([*_workflow(each), ""]) for each in found.workflows]
     costs = _cost_table(found.workflows)
     failures = _failures(found.tests)
-    sections = [
+    notes = [f"- {escaped(cropped(note, 2_000))}" for note in found.notes]
+    return [
         _Section("error", _problems(found.told("error")), opened=100),
-        _Section(
-            "change outside of workflows",
-            _changes(found.beside),
-            ["**Outside of workflows**", ""],
-            opened=50,
-        ),
+        _Section("change outside of workflows", _changes(found.beside), beside, opened=50),
         _Section("stage", costs[2:], costs[:2]),
-        _Section("workflow", ["\n".join([*_workflow(one), ""]) for one in found.workflows]),
+        _Section("workflow", workflows),
         _Section("failure", failures[2:], failures[:2]),
-        _Section("warning", warnings, opened=5),
-        _Section(
-            "note", [f"- {escaped(cropped(one, 2_000))}" for one in found.notes], ["**Notes**", ""]
-        ),
+        _Section("warning", _warnings(found), opened=5),
+        _Section("note", notes, ["**Notes**", ""]),
     ]
-    while True:
-        text = "\n\n".join(
-            [
-                f"{marker}\n{_headline(found)}",
-                *filter(None, (one.text() for one in sections)),
-                footer,
-            ]
-        )
-        longest = max(sections, key=lambda one: sum(map(len, one.blocks)))
-        beyond = len(text) - MOST
-        if beyond <= 0 or not longest.blocks:
-            return COMMAND_OF_GITLAB.sub(r"\1\\/", text)
-        while beyond > 0 and longest.blocks:
-            beyond -= len(longest.blocks.pop())
-            longest.left += 1
+
+
+def _warnings(found: Findings) -> list[str]:
+    """Writes a line for each warning, likely mistake and stale recording."""
+    lines = [*_problems(found.told("warning")), *_problems(found.lint, "lint")]
+    for test in found.tests:
+        for stale in test.stale:
+            text = f"{test.name}: a recorded reply is not asked for: {stale}"
+            lines.append(f"- {escaped(cropped(text, 2_000))}")
+    return lines
 
 
 def _headline(found: Findings) -> str:
@@ -262,14 +303,19 @@ def _headline(found: Findings) -> str:
     if breaks:
         parts.append(f"**breaking for {escaped(breaks)}**")
     if found.tests:
-        failed = sum(test.result != "passed" for test in found.tests)
-        tests = counted(len(found.tests), "test")
-        parts.append(f"**{failed:,} of {tests} failed**" if failed else f"{tests} passed")
+        parts.append(_tests_words(found.tests))
     if found.max_usd is not None:
         cap = f"`ci.max_usd` ({dollars(found.max_usd, None)})"
         how = "not known to be within" if found.usd is None else "above"
         parts.append(f"**{how} {cap}**" if found.over else f"within {cap}")
     return " · ".join(parts)
+
+
+def _tests_words(results: Sequence[CaseResult]) -> str:
+    """`3 tests passed`, or how many failed."""
+    failed = sum(result.result != "passed" for result in results)
+    tests = counted(len(results), "test")
+    return f"**{failed:,} of {tests} failed**" if failed else f"{tests} passed"
 
 
 def _cost_delta(found: Findings) -> str:
@@ -281,6 +327,7 @@ def _cost_delta(found: Findings) -> str:
 
 
 def _workflow(found: WorkflowFindings) -> Iterator[str]:
+    """Yields what became of a workflow, with its changes folded."""
     changes = [counted(len(found.changes), "change")] if found.changes else []
     words = [", ".join([f"{found.workflow}: {found.how}", *changes])]
     if found.plan:
@@ -288,77 +335,73 @@ def _workflow(found: WorkflowFindings) -> Iterator[str]:
     breaks = _breaks([found])
     if breaks:
         words.append(f"breaking for {breaks}")
-    said = cropped("; ".join(words), 500)
+    summary = cropped("; ".join(words), 500)
     if changes:
-        yield from fold(said, _changes(found.changes))
+        yield from fold(summary, _changes(found.changes))
     else:
-        yield escaped(said)
+        yield escaped(summary)
 
 
-def _breaks(found: Iterable[WorkflowFindings]) -> str:
-    return cropped(
-        ", ".join(
-            dict.fromkeys(reader for one in found for it in one.changes for reader in it.breaks)
-        ),
-        200,
-    )
+def _breaks(workflows: Iterable[WorkflowFindings]) -> str:
+    """Lists the readers that changes break."""
+    readers = dict[str, None]()
+    for workflow in workflows:
+        for change in workflow.changes:
+            readers |= dict.fromkeys(change.breaks)
+    return cropped(", ".join(readers), 200)
 
 
-def _changes(found: Sequence[Change]) -> list[str]:
-    """Returns a line for each change, as far as there is room."""
+def _changes(changes: Sequence[Change]) -> list[str]:
+    """Writes a line for each change, as far as there is room."""
     lines = list[str]()
-    room = _MOST_FOLD
-    for one in found:
-        if one.what == "settings":  # a long one leaves room for the others
-            one = replace(one, text=cropped(one.text, _MOST_SETTING))
-        text = figures.change_words(one, as_markdown, escaped, _MOST_TEXT)
-        if len(text) < _MOST_CHANGE:
-            text = text
-        else:
-            text = f"{escaped(cropped(one.text, 200))} (too long to be shown)"
-        lines.append("- " + text.rstrip().replace("\n", "<br>\n  "))
-        room -= len(lines[-1])
+    room = _MAX_FOLD
+    for change in changes:
+        line = _change_line(change)
+        room -= len(line)
         if room < 0:
-            return [
-                *lines[:-1],
-                "",
-                f"*{counted(len(found) - len(lines) + 1, 'more change')}: {_REST}.*",
-            ]
+            more = counted(len(changes) - len(lines), "more change")
+            return [*lines, "", f"*{more}: {_REST}.*"]
+        lines.append(line)
     return lines
 
 
+def _change_line(change: Change) -> str:
+    """Writes a change on a line of Markdown."""
+    if change.what == "settings":
+        change = replace(change, text=cropped(change.text, _MAX_SETTING))
+    text = figures.change_words(change, as_markdown, escaped, _MAX_TEXT)
+    if len(text) >= _MAX_CHANGE:
+        text = f"{escaped(cropped(change.text, 200))} (too long to be shown)"
+    return "- " + text.rstrip().replace("\n", "<br>\n  ")
+
+
 def _failures(tests: Iterable[CaseResult]) -> list[str]:
+    """Makes a table of what was not as tests expect."""
     cells = list[list[str]]()
-    for one in (one for one in tests if one.result != "passed"):
-        if one.error:
-            cells.append([one.name, "", "", "", one.error])
-        cells += [
-            [
-                one.name,
-                "" if what.row is None else str(what.row),
-                what.stage or "",
-                what.expected,
-                what.got,
-            ]
-            for what in one.failures
-        ]
+    for test in tests:
+        if test.result == "passed":
+            continue
+        if test.error:
+            cells.append([test.name, "", "", "", test.error])
+        for failure in test.failures:
+            row = "" if failure.row is None else str(failure.row)
+            cells.append([test.name, row, failure.stage or "", failure.expected, failure.got])
     rows = ([escaped(cropped(squeezed(text), 300)) for text in row] for row in cells)
     return table(["failed test", "row", "stage", "expected", "got"], rows).split("\n")
 
 
 def _footer(found: Findings) -> str:
+    """Says what the change was compared with, and by which agac."""
     words = []
     version = found.against
     if version is not None:
-        commit = shlex.quote(version.commit[:8] if version.commit else version.ref)
         words.append(f"Compared with {escaped(cropped(figures.version_words(version), 300))}.")
-        again = (
-            "agac ci --event pull-request --against "
-            f"{commit}{' --untrusted' if found.untrusted else ''}"
-        )
+        commit = shlex.quote(version.commit[:8] if version.commit else version.ref)
+        again = f"agac ci --event pull-request --against {commit}"
+        if found.untrusted:
+            again += " --untrusted"
         words.append(f"See it with {code(cropped(again, 300))}.")
-    words.append(
-        f"{f'Change {code(found.head[:8])}, ' if found.head else ''}agac "
-        f"{code(cropped(found.agac, 20))}."
-    )
+    if found.head:
+        words.append(f"Change {code(found.head[:8])},")
+    words.append(f"agac {code(cropped(found.agac, 20))}.")
     return f"<sub>{' '.join(words)}</sub>"

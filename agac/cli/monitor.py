@@ -59,8 +59,8 @@ def ui(
     as_json: bool,
 ) -> None:
     """Exit 0 at Ctrl-C."""
-    serves = port or no_open or write
-    if (folder is not None and serves) or (folder is None and run is not None):
+    excluded = run is not None if folder is None else bool(port or no_open or write)
+    if excluded:
         raise UsageError(
             "--export goes with --run, and with --json", remedy="Leave the other options out."
         )

@@ -295,39 +295,51 @@ def process(
     settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_json: bool | None, **given: Any
 ) -> int:
     source, output = _places(places, given.pop("input"), given.pop("output"))
-    config, workflow = (given.pop(name) for name in ("config", "save_workflow"))
+    config = given.pop("config")
+    workflow = given.pop("save_workflow")
     options, models, every = _options(given)
     if config is not None:
         options = api.read_job(config, options)
+    if workflow is not None and len(models) > 1:
+        raise click.UsageError("--save-workflow: a workflow has one model; leave out the others")
     if workflow is not None:
-        if models[1:]:
-            raise click.UsageError(
-                "--save-workflow: a workflow has one model; leave out the others"
-            )
         path = api.save_job(source, output, options, workflow, project=settings.project_dir)
         say(f"The workflow is in {from_here(path)}")
     if dry_run:
-        from agac.api.compare import jobs_of  # loads the API
-
-        if models[1:]:
-            jobs = jobs_of(output, options, models)
-        else:
-            jobs = [(output, options)]
-        shown = options.limit or PROMPTS
-        plans = [
-            api.process_plan(source, *one, show=shown, project=settings.project_dir) for one in jobs
-        ]
-        named = [replace(plan, workflow=one) for plan, (one, _) in zip(plans, jobs, strict=True)]
-        return print_plans(plans if as_json else named, (), as_json=bool(as_json))
+        return _print_job_plans(settings, source, output, options, models, as_json=bool(as_json))
     if options.work_dir is None and not settings.quiet and is_new_place(settings.project_dir):
         say(
             f"No {PROJECT_FILE} here: the state of this folder goes into {STORE.parent}. "
             "`agac init` keeps it."
         )
-    what = source, output, options
-    return _run(
-        api.process, settings, *what, summary=as_json is not False, every=every, models=models
-    )
+    summary = as_json is not False
+    what = (source, output, options)
+    return _run(api.process, settings, *what, summary=summary, every=every, models=models)
+
+
+def _print_job_plans(
+    settings: Globals,
+    source: str,
+    output: str,
+    options: api.ProcessOptions,
+    models: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> int:
+    """Prints the plan of a job, or of the job of each of several models."""
+    from agac.api.compare import jobs_of  # loads the API
+
+    jobs = [(output, options)]
+    if len(models) > 1:
+        jobs = jobs_of(output, options, models)
+    plans = []
+    for job_output, job_options in jobs:
+        shown = options.limit or PROMPTS
+        plan = api.process_plan(
+            source, job_output, job_options, show=shown, project=settings.project_dir
+        )
+        plans.append(plan if as_json else replace(plan, workflow=job_output))
+    return print_plans(plans, (), as_json=as_json)
 
 
 @click.command(
@@ -342,24 +354,20 @@ def resume(
 ) -> int:
     folder = given.pop("work_dir")
     source = given.pop("input")
-    if folder is None:
-        settings = settings
-    else:
+    if folder is not None:
         settings = replace(settings, project_dir=Path(folder))
     options, models, every = _options(given)
-    if models[1:]:
+    if len(models) > 1:
         raise click.UsageError("--model: a job has one model; compare several with `agac process`")
     if dry_run:
         from agac.api.process import resume_plan  # loads the API
 
         shown = options.limit or PROMPTS
-        found = resume_plan(job, options, input=source, show=shown, project=settings.project_dir)
-        run = found.compared_with if found.continues is None else found.continues
-        if as_json or run is None:
-            named = found
-        else:
-            named = replace(found, workflow=job_alias(run))
-        return print_plans([named], (), as_json=bool(as_json))
+        plan = resume_plan(job, options, input=source, show=shown, project=settings.project_dir)
+        run = plan.compared_with if plan.continues is None else plan.continues
+        if run is not None and not as_json:
+            plan = replace(plan, workflow=job_alias(run))
+        return print_plans([plan], (), as_json=bool(as_json))
     work = partial(api.resume, input=source)
     return _run(work, settings, job, options, summary=as_json is not False, every=every)
 
@@ -368,25 +376,24 @@ def _options(given: dict[str, Any]) -> tuple[api.ProcessOptions, tuple[str, ...]
     """Makes the options of a job, its models, and after how many rows progress is printed (0:
     never)."""
     given["vars"] = _variables(given.pop("vars_json"), given.pop("var_files"), given["vars"])
-    given["budget"], given["read"] = (
-        read_budget(given["budget"]),
-        read_variables(given["read"], "--read"),
-    )
+    given["budget"] = read_budget(given["budget"])
+    given["read"] = read_variables(given["read"], "--read")
     every = given.pop("progress_every")
+    if not given.pop("progress"):
+        every = 0
     models = given.pop("models")
-    every = every if given.pop("progress") else 0
     given["model"] = models[0] if len(models) == 1 else None
-    return (
-        api.ProcessOptions(**{name: value for name, value in given.items() if value is not None}),
-        models,
-        every,
-    )
+    keys = {name: value for name, value in given.items() if value is not None}
+    return api.ProcessOptions(**keys), models, every
 
 
 def _places(places: tuple[str, ...], source: str | None, output: str | None) -> tuple[str, str]:
+    """Finds INPUT and OUTPUT among the arguments and the options."""
     left = list(places)
-    source = left.pop(0) if source is None and left else source
-    output = left.pop(0) if output is None and left else output
+    if source is None and left:
+        source = left.pop(0)
+    if output is None and left:
+        output = left.pop(0)
     if left:
         raise click.UsageError(
             f"unexpected argument: {left[0]}; there are one INPUT and one OUTPUT"
@@ -402,23 +409,30 @@ def _places(places: tuple[str, ...], source: str | None, output: str | None) -> 
 def _variables(file: str | None, files: tuple[str, ...], pairs: tuple[str, ...]) -> dict[str, str]:
     """Reads the variables of all three options; `--var` wins over `--var-file`, and that over
     `--vars-json`."""
-    found: Any = {}
+    variables: dict[str, str] = {}
     try:
         if file is not None:
-            found = json.loads(read_text(Path(file), file, None))
-        if not isinstance(found, dict) or not all(
-            isinstance(value, str) for value in found.values()
-        ):
-            raise click.UsageError(
-                f'--vars-json {file}: write an object of texts, as {{"name": "value"}}'
-            )
+            variables = _variables_of_json(file)
         for name, path in read_variables(files, "--var-file").items():
-            found[name] = read_text(Path(path), path, None).rstrip("\n")
+            variables[name] = read_text(Path(path), path, None).rstrip("\n")
     except Unusable as error:
         raise click.UsageError(str(error)) from error
+    return variables | read_variables(pairs)
+
+
+def _variables_of_json(file: str) -> dict[str, str]:
+    """Reads the object of texts in a file."""
+    text = read_text(Path(file), file, None)
+    try:
+        variables: Any = json.loads(text)
     except ValueError as error:
         raise click.UsageError(f"--vars-json {file}: not valid JSON: {error}") from error
-    return dict(found) | read_variables(pairs)
+    is_object = isinstance(variables, dict)
+    if not is_object or not all(isinstance(value, str) for value in variables.values()):
+        raise click.UsageError(
+            f'--vars-json {file}: write an object of texts, as {{"name": "value"}}'
+        )
+    return dict(variables)
 
 
 def _run(
@@ -492,7 +506,9 @@ def _output_of(report: Any) -> Any:
     """Finds where the results of a job, or of a comparison of models, are written."""
     if not isinstance(report, api.RunReport):
         return report.output
-    return report.job.request.output if report.job is not None else None
+    if report.job is None:
+        return None
+    return report.job.request.output
 
 
 def _model_lines(models: list[dict[str, Any]]) -> Iterator[str]:
@@ -530,6 +546,7 @@ def _time_cell(milliseconds: float | None) -> str:
 
 
 def _ended_lines(report: RunReport, command: str) -> Iterator[str]:
+    """Yields how a job ended, and what to do next."""
     lines = summary_lines(report, command, None)
     # which is for runs of workflow files
     yield from (line for line in lines if "agac retry " not in line)

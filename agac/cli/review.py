@@ -13,6 +13,7 @@ import click
 
 from agac import api
 from agac.cli import main, terminal
+from agac.cli.commands import CommandGroup
 from agac.cli.compare import agreement_rows, percentage
 from agac.core.errors import ExitCode, UsageError
 from agac.core.types import counted
@@ -39,7 +40,7 @@ queue_options = main.in_order(
 )
 
 
-@click.group(cls=main.CommandGroup, help="Decide on results that wait for people.")
+@click.group(cls=CommandGroup, help="Decide on results that wait for people.")
 def review() -> None: ...
 
 

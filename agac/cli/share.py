@@ -9,6 +9,7 @@ import click
 
 from agac import api
 from agac.cli import main, terminal
+from agac.cli.commands import CommandGroup
 from agac.core.errors import ExitCode
 from agac.core.types import counted, dollars
 
@@ -32,6 +33,7 @@ def push(settings: main.Globals, as_json: bool) -> None:
 
 
 def _pushed(report: PushReport) -> Iterator[str]:
+    """Yields what was pushed, and what was not."""
     cost = f" ({dollars(report.usd)})" if report.usd else ""
     yield f"Pushed {counted(report.answers, 'answer')}{cost} to {report.remote} as {report.writer}"
     if report.there:
@@ -55,6 +57,7 @@ def pull(settings: main.Globals, workflows: tuple[str, ...], as_json: bool) -> N
 
 
 def _pulled(report: PullReport) -> Iterator[str]:
+    """Yields what was pulled, and of whom."""
     whose = "".join(f"; {count:,} of {writer}" for writer, count in report.writers.items())
     cost = f" ({dollars(report.usd)})" if report.usd else ""
     yield f"Pulled {counted(report.answers, 'answer')}{cost} from {report.remote}{whose}"
@@ -63,11 +66,9 @@ def _pulled(report: PullReport) -> Iterator[str]:
     yield from map(str, report.problems)
 
 
-@click.group(
-    cls=main.CommandGroup, help="Look at the folder or bucket in which a team shares answers."
-)
+@click.group(cls=CommandGroup, help="Look at the folder or bucket in which a team shares answers.")
 def remote() -> None:
-    """The remote that `remote` of agac.yml names."""
+    """Has the subcommands about the remote that `remote` of agac.yml names."""
 
 
 @remote.command(
@@ -85,17 +86,16 @@ def doctor(settings: main.Globals, as_json: bool) -> int:
 
 
 def _looked(report: RemoteReport) -> Iterator[str]:
+    """Yields whose answers are in the remote, and what may be done there."""
     for writer, packs in report.packs.items():
-        yield f"{writer}: {counted(packs, 'pack')}" + (
-            "" if writer in report.trust else ", not trusted"
-        )
+        trusted = "" if writer in report.trust else ", not trusted"
+        yield f"{writer}: {counted(packs, 'pack')}{trusted}"
     for workflow, state in report.control.items():
         yield f"Batches of {workflow}: {state}"
     if report.create_only is not None:
+        lasts = "can be replaced: do not use this remote"
         if report.create_only:
             lasts = "is never replaced"
-        else:
-            lasts = "can be replaced: do not use this remote"
         yield f"You may push as {report.writer}; what is there {lasts}"
     if report.forges:
         yield (
@@ -128,7 +128,7 @@ def merge(
     as_json: bool,
     **given: Any,
 ) -> int:
-    """The options are those of the runs: they say which run is meant."""
+    """Takes the options of the runs, which say which run is meant."""
     options = api.RunOptions(**given | {"vars": main.read_variables(given["vars"])})
     code = ExitCode.DONE
     for name in workflows:
@@ -139,6 +139,7 @@ def merge(
 
 
 def _merged(report: MergeReport) -> Iterator[str]:
+    """Yields what was merged, and where the results are."""
     yield (
         f"Merged {counted(report.shards, 'shard')} of {report.record.workflow}: "
         f"{terminal.row_words(report.record.rows)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -139,14 +140,16 @@ def _first_rows(report: DataReport, cut: bool) -> Iterator[str]:
     names = [column.name for column in report.columns]
     texts = [[_cell_text(row, name) for name in names] for row in report.rows]
     widths = [max(map(len, column)) + 2 for column in zip(names, *texts, strict=True)]
-    has_long_texts = any("\n" in text for line in texts for text in line)
-    if sum(widths) <= MAX_WIDTH and not has_long_texts:
+    has_line_ends = any("\n" in text for text in chain.from_iterable(texts))
+    if sum(widths) <= MAX_WIDTH and not has_line_ends:
         yield table([plain(name) for name in names], texts)
         return
-    shown = (
-        [(name, plain(value_text(value))) for name, value in row.items()] for row in report.rows
-    )
-    yield from terminal.record_lines(shown, cut=cut)
+    yield from terminal.record_lines(map(_field_texts, report.rows), cut=cut)
+
+
+def _field_texts(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """Writes the fields of a row with their names."""
+    return [(name, plain(value_text(value))) for name, value in row.items()]
 
 
 def _cell_text(row: dict[str, Any], name: str) -> str:

@@ -19,8 +19,8 @@ from agac.simulator.settings import Settings, SimulatorError, setting_flags
 PORT = 8088
 
 
-class WithKinds(click.Command):
-    """A command whose help names every kind of fault."""
+class SimulateCommand(click.Command):
+    """Names every kind of fault in its help."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from agac.simulator.faults import FAULTS
@@ -38,23 +38,27 @@ def setting_options(function: Callable[..., None]) -> Callable[..., None]:
                 f"--{flag.name}", name, flag_value=not default, default=default, help=flag.help
             )
         else:
-            kind: Any = (
-                click.Path(path_type=Path, dir_okay=False) if flag.kind is Path else flag.kind
-            )
-            if flag.least is not None:
-                kind = (click.IntRange if flag.kind is int else click.FloatRange)(
-                    flag.least, flag.most
-                )
             option = click.option(
-                f"--{flag.name}", name, type=kind, metavar=flag.metavar, default=default,
-                show_default=default is not None, help=flag.help,
+                f"--{flag.name}", name, type=_option_type(flag), metavar=flag.metavar,
+                default=default, show_default=default is not None, help=flag.help,
             )  # fmt: skip
         function = option(function)
     return function
 
 
+def _option_type(flag: Any) -> Any:
+    """Chooses the type of an option: a path, a range, or a plain type."""
+    if flag.kind is Path:
+        return click.Path(path_type=Path, dir_okay=False)
+    if flag.least is None:
+        return flag.kind
+    if flag.kind is int:
+        return click.IntRange(flag.least, flag.most)
+    return click.FloatRange(flag.least, flag.most)
+
+
 @click.command(
-    cls=WithKinds,
+    cls=SimulateCommand,
     help=(
         "Serve a simulated provider on this machine, until Ctrl-C. GET /account reports "
         "its requests and charges."
@@ -66,11 +70,11 @@ def simulate(as_json: bool, **settings: Any) -> None:
     from agac.simulator.server import run_simulator
 
     def ready(base_url: str) -> None:
-        text = (
-            f"Serving {base_url}   (account: {base_url.removesuffix('/v1')}/account, "
-            "Ctrl-C ends it)"
-        )
-        print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
+        text = json.dumps({"base_url": base_url})
+        if not as_json:
+            account = f"{base_url.removesuffix('/v1')}/account"
+            text = f"Serving {base_url}   (account: {account}, Ctrl-C ends it)"
+        print_text(text, flush=True)
 
     try:
         main.long_running(run_simulator)(Settings(**settings), ready)

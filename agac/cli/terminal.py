@@ -6,7 +6,6 @@ pipe. What machines read (JSON, CSV) is exact where it is not for a terminal."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -47,14 +46,17 @@ model knows it."""
 
 
 def harmless(text: str) -> str:
-    """Does the same for text that agac may have coloured itself: its own colours stay."""
+    """Escapes what a terminal would not show in text that agac may have coloured itself: its own
+    colours stay."""
     return plain(text).replace(_OWN, "\x1b")
 
 
 def first_line(text: str, limit: int = 300) -> str:
     """Puts a message on one line, of at most `limit` characters."""
     line = squeezed(text)
-    return line if len(line) <= limit else f"{line[:limit]}…"
+    if len(line) <= limit:
+        return line
+    return f"{line[:limit]}…"
 
 
 LONG_CHARACTERS = 2_000
@@ -116,17 +118,20 @@ def outcome_names(names: Sequence[str], counts: Sequence[object]) -> list[str]:
     """Finds the outcomes that a table has columns for: those of guards only where there are any.
     `counts` are records with a field for each."""
     return [
-        name for name in names if name not in BY_GUARDS or any(getattr(one, name) for one in counts)
+        name
+        for name in names
+        if name not in BY_GUARDS or any(getattr(count, name) for count in counts)
     ]
 
 
 def calls_remedy(run: int, workflow: str) -> str:
     """Says how to decide on calls of tools that may or may not have happened."""
-    retry = f"agac retry {run} --error ToolOutcomeUnknown"
-    command = f"{f'agac resume {job_alias(run)}' if is_job(workflow) else retry} --repeat-calls"
+    command = f"agac retry {run} --error ToolOutcomeUnknown"
+    if is_job(workflow):
+        command = f"agac resume {job_alias(run)}"
     return (
-        f"look whether the calls were made, and say so: {command} (or --skip-calls, where "
-        "the row's error names it)"
+        f"look whether the calls were made, and say so: {command} --repeat-calls (or "
+        "--skip-calls, where the row's error names it)"
     )
 
 
@@ -153,14 +158,16 @@ def selection_words(selection: dict[str, Any]) -> str:
     limit = selection.get("limit")
     offset = selection.get("offset", 0)
     sample = selection.get("sample")
-    many = counted(limit, "row") if limit is not None else "all rows"
+    rows = "all rows"
     if sample is not None:
-        drawn = f"{counted(sample, 'row')} drawn with seed {selection.get('seed', 0)}"
-        many = drawn if limit is None else f"{many} of {drawn}"
+        rows = f"{counted(sample, 'row')} drawn with seed {selection.get('seed', 0)}"
+    if limit is not None:
+        limited = counted(limit, "row")
+        rows = limited if sample is None else f"{limited} of {rows}"
     shard = selection.get("shard")
     if shard:
-        many = f"shard {Shard(*shard)} of {many}"
-    return f"{many} from row {offset + 1:,}" if offset else many
+        rows = f"shard {Shard(*shard)} of {rows}"
+    return f"{rows} from row {offset + 1:,}" if offset else rows
 
 
 def shard_line(complete: bool, command: str) -> str:
@@ -173,6 +180,7 @@ def shard_line(complete: bool, command: str) -> str:
 
 
 def megabytes(size: int) -> str:
+    """`3.4 MB`."""
     return f"{size / 1e6:,.1f} MB"
 
 
@@ -202,7 +210,9 @@ def short_name_line(alias: Mapping[str, str | None]) -> str:
 
 def batch_name(number: object, provider_id: str | None) -> str:
     """`batch 4 (batch_abc123)`: both names by which it can be given."""
-    return f"batch {number}" + (f" ({plain(provider_id)})" if provider_id else "")
+    if provider_id:
+        return f"batch {number} ({plain(provider_id)})"
+    return f"batch {number}"
 
 
 def spent_line(budget: Mapping[str, Any], simulated: bool) -> str:
@@ -346,62 +356,6 @@ def use_no_colour() -> None:
     _plain_only = True
 
 
-class _Stream(io.TextIOWrapper):
-    """Standard output or standard error. What cannot be written on standard error is lost: no
-    place is left to say so. An error on standard output says where it happened (`filename`), for
-    the one place that reports it."""
-
-    def write(self, text: str) -> int:
-        return self._guarded(super().write, text) or 0
-
-    def flush(self) -> None:
-        self._guarded(super().flush)
-
-    def _guarded(self, work: Callable[..., Any], *text: str) -> Any:
-        try:
-            return work(*text)
-        except OSError as error:
-            if isinstance(error, BrokenPipeError) or self is not sys.stderr:
-                error.filename = STANDARD_OUTPUT
-                raise
-
-
-STANDARD_OUTPUT = "standard output"
-
-
-def prepare_streams() -> None:
-    """Prepares the standard streams: a terminal or a pipe that cannot show a character gets an
-    escape for it, never a crash.
-
-    A stream that the caller has closed is replaced by one that nothing can be written to; a file
-    opened later would take its number."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDONLY)  # the lowest free number
-        given = getattr(sys, name) or open(number, "r" if name == "stdin" else "w")  # noqa: SIM115, PTH123
-        if name != "stdin":
-            given = _stream(given.detach(), given)
-        setattr(sys, name, given)
-        setattr(sys, f"__{name}__", given)  # of which `shutil` learns the size of the terminal
-
-
-def _stream(file: Any, like: Any) -> _Stream:
-    return _Stream(
-        file, like.encoding, "backslashreplace", None, like.line_buffering, like.write_through
-    )
-
-
-def keep_output() -> None:
-    """Keeps standard output for agac's own results from now on: what other code writes goes to
-    standard error."""
-    sys.stdout.flush()
-    kept = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    sys.stdout = _stream(kept, sys.stdout)
-
-
 def print_text(text: str, *, flush: bool = False) -> None:
     """Prints a result for people on standard output."""
     print(_for_people(text), flush=flush)
@@ -422,6 +376,7 @@ def print_markdown(text: str) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
+    """Prints results for people, line by line."""
     for line in lines:
         print_text(line)
 
@@ -448,6 +403,7 @@ def print_report(
 
 
 def print_problems(problems: Sequence[Problem], stream: TextIO) -> None:
+    """Prints problems on a stream, after the results printed before."""
     _flush_results()
     for problem in problems:
         print(_for_people(str(problem)), file=stream)
@@ -465,8 +421,7 @@ def say_error(message: str, *more: str, word: str = "error", colour: str = "red"
 
 
 def styled(text: str, colour: str) -> str:
-    """`text` in a colour where standard error is a terminal and the user did not ask for plain
-    text."""
+    """Colours a text if standard error is a terminal and the user did not ask for plain text."""
     if _has_colours(sys.stderr):
         return click.style(text, fg=colour).replace("\x1b", _OWN)
     return text
@@ -531,6 +486,7 @@ def from_here(path: Path) -> str:
 
 
 def typed_command() -> str:
+    """Gives the command as the user typed it."""
     return shlex.join(["agac", *sys.argv[1:]])
 
 
@@ -539,6 +495,7 @@ SWITCHES = ("--dry-run", "--json", "--markdown", "--no-retry-failed", "--wait")
 
 
 def without(command: str, *flags: str) -> str:
+    """Removes flags, with their values, from a command."""
     words = iter(shlex.split(command))
     kept = []
     for word in words:

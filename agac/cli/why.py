@@ -145,14 +145,15 @@ def _change_lines(report: WhyReport) -> Iterator[str]:
     run = f"run {before.run}"
     reason = before.passed_over
     is_guarded = reason is not None or now.passed_over is not None
+    is_same = now.fingerprint is not None and now.fingerprint == before.fingerprint
     if is_guarded:
         then = f"{before.outcome}: {skip_words(reason)}" if reason else "it was run"
         yield f"In {run}: {then}"
-    elif now.fingerprint is not None and now.fingerprint == before.fingerprint:
-        then = ": its answer is reused."
-        if report.anew is not None:
-            then = f", but the task was run again: {report.anew}."
-        yield f"Nothing changed since {run}{then}"
+    elif is_same and report.anew is None:
+        yield f"Nothing changed since {run}: its answer is reused."
+        return
+    elif is_same:
+        yield f"Nothing changed since {run}, but the task was run again: {report.anew}."
         return
     if report.differences:
         yield f"Changes since {run}:"

@@ -16,7 +16,8 @@ from support.project import ProjectFolder, clean_environment
 from support.server import Server
 from support.terminals import on_pty
 
-from agac.cli.main import COMMANDS, cli, is_interrupt
+from agac.cli.commands import COMMANDS
+from agac.cli.main import cli, is_interrupt
 from agac.simulator.faults import FAULTS
 
 HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "jsonschema_rs", "yaml")

@@ -12,7 +12,7 @@ import pytest
 from support.commands import template
 from support.soak import only_in_soak
 
-from agac.cli.main import COMMANDS
+from agac.cli.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "bench" / "run.py"

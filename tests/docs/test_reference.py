@@ -11,7 +11,8 @@ from generate import all_pages, made_anew
 from pages import ROOT
 from reference import SECTIONS, helps
 
-from agac.cli.main import LazyGroup, cli
+from agac.cli.commands import LazyGroup
+from agac.cli.main import cli
 from agac.core.errors import ErrorType, ExitCode
 from agac.core.types import Outcome
 from agac.spec.file_model import FileModel

@@ -248,7 +248,7 @@ def _streams(handles: Sequence[int], encoding: str) -> Iterator[None]:
 def _surroundings(arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> Iterator[None]:
     """Gives the process the command line, the folder and the environment of a command for the block."""
     from agac.cli import main as module
-    from agac.cli import terminal
+    from agac.cli import streams, terminal
 
     def keep_output() -> None:
         keep()
@@ -256,10 +256,10 @@ def _surroundings(arguments: Sequence[str], folder: Path, env: Mapping[str, str]
 
     logger = logging.getLogger("agac")
     words, before, level, handlers = sys.argv, dict(os.environ), logger.level, [*logger.handlers]
-    keep, kept = terminal.keep_output, list[TextIO]()
+    keep, kept = streams.keep_output, list[TextIO]()
     logger.handlers = []  # other tests may have left theirs, which would write into the command's streams
     here, patch = os.open(".", os.O_RDONLY), pytest.MonkeyPatch()
-    terminal.keep_output = keep_output
+    streams.keep_output = keep_output
     module.gc = SimpleNamespace(**dict.fromkeys(("disable", "enable", "freeze", "unfreeze", "set_threshold"), _nothing))
     try:
         os.chdir(folder)
@@ -281,7 +281,7 @@ def _surroundings(arguments: Sequence[str], folder: Path, env: Mapping[str, str]
         logger.handlers = handlers
         logger.setLevel(level)
         terminal._plain_only = False
-        terminal.keep_output = keep
+        streams.keep_output = keep
         patch.undo()
         import_module("agac.api.blocks")._known.cache_clear()  # what a process knows of a remote
         for stream in kept:
