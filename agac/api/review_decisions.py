@@ -16,7 +16,7 @@ from agac.core.keys import snapshot
 from agac.core.types import Report
 from agac.spec.paths import project_root
 from agac.store import decisions as store
-from agac.store.db import change, fetch, slices, sql
+from agac.store.db import Database, change, fetch, slices, sql
 from agac.store.decisions import Standing, StoredDecision, StoredReview
 from agac.store.writer import open_database
 
@@ -81,24 +81,32 @@ async def decide(
     if not path.exists():
         raise no_runs_yet(path)
     async with open_database(path) as database:
-        reviews: dict[bytes, StoredReview] = {}
-        for keys in slices(list({review_key_of(decision.item) for decision in decisions})):
-            reviews |= await store.reviews_of(database, keys)
-        stages = ReviewedStages(database)
-        decided: list[_Decided] = []
-        problems = []
-        for number, decision in enumerate(decisions):
-            review = reviews.get(review_key_of(decision.item))
-            stage = await stages.of(review) if review is not None else None
-            fault: str | None = f"there is no review {decision.item!r}"
-            if review is not None and stage is not None:
-                fault = await stage.fault(database, review, decision)
-                decided.append(_Decided(decision, review, stage))
-            if fault is not None:
-                problems.append(DecisionProblem(number, decision.item, fault))
+        decided, problems = await _checked(database, decisions)
         if problems or check:
             return DecideReport(problems=problems)
         return await change(database, lambda writer: _store(writer, decided, force=force))
+
+
+async def _checked(
+    database: Database, decisions: Sequence[Decision]
+) -> tuple[list[_Decided], list[DecisionProblem]]:
+    """Finds what decisions are about, and what is wrong with them."""
+    reviews: dict[bytes, StoredReview] = {}
+    for keys in slices(list({review_key_of(decision.item) for decision in decisions})):
+        reviews |= await store.reviews_of(database, keys)
+    stages = ReviewedStages(database)
+    decided: list[_Decided] = []
+    problems = []
+    for number, decision in enumerate(decisions):
+        review = reviews.get(review_key_of(decision.item))
+        stage = await stages.of(review) if review is not None else None
+        fault: str | None = f"there is no review {decision.item!r}"
+        if review is not None and stage is not None:
+            fault = await stage.fault(database, review, decision)
+            decided.append(_Decided(decision, review, stage))
+        if fault is not None:
+            problems.append(DecisionProblem(number, decision.item, fault))
+    return decided, problems
 
 
 def _store(writer: sqlite3.Connection, decided: Sequence[_Decided], *, force: bool) -> DecideReport:

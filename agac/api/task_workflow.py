@@ -286,13 +286,7 @@ async def prepare_task(
     source = inputs
     if not isinstance(inputs, str | Path):
         source = await keep_rows(_input_rows(inputs), root / INPUTS)
-    id_field = run_keys.get("id_field")
-    keys: dict[str, Any] = {
-        "input": {} if id_field is None else {"id_field": id_field},
-        "stages": stages,
-    }
-    if options.vars:
-        keys["vars"] = dict(options.vars)
+    keys = _workflow_keys(stages, options, run_keys.get("id_field"))
     identity = json.dumps([keys, str(source)], default=_python_name)
     name = job_name(str(stages[0].get("prompt", "")), identity, "task")
     task = BuiltTask(name, model_of_schema(schema), keys, places)
@@ -305,6 +299,18 @@ async def prepare_task(
         options = replace(options, concurrency=max_inflight)
     shown = {name: run_keys[name] for name in ("progress", "confirm") if name in run_keys}
     return PreparedTask(task, options, {"project": root, **shown})
+
+
+def _workflow_keys(
+    stages: list[dict[str, Any]], options: RunOptions, id_field: str | None
+) -> dict[str, Any]:
+    """Makes the keys of the workflow that a task is."""
+    keys: dict[str, Any] = {"input": {}, "stages": stages}
+    if id_field is not None:
+        keys["input"] = {"id_field": id_field}
+    if options.vars:
+        keys["vars"] = dict(options.vars)
+    return keys
 
 
 def _has_stubs_only(stages: Sequence[Mapping[str, Any]], options: RunOptions) -> bool:

@@ -188,14 +188,14 @@ class _CaseRun:
             vars=case.body.vars,
             **self._tool_options(cassette),
         )
+        stale = []
         if cassette is not None and self._record:
             self._written += cassette.write()
+        elif cassette is not None:
+            stale = [f"stage {call.stage}, row {call.row}" for call in cassette.unused]
         failures = [*_run_failures(run, case.body.expect), *_row_failures(run, case)]
         if case.body.expect.snapshot:
             failures += self._compare_snapshot(run)
-        stale = []
-        if cassette is not None and not self._record:
-            stale = [f"stage {call.stage}, row {call.row}" for call in cassette.unused]
         return CaseResult(
             "failed" if failures else "passed",
             case.path.stem,

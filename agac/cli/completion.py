@@ -34,11 +34,11 @@ command."""
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """A script for a shell is its only output: JSON would be of no use."""
-    found = shells.get_completion_class(shell)
-    assert found is not None
-    shown = found(context.find_root().command, {}, "agac", VARIABLE)
-    terminal.print_text(str(shown.source_template % shown.source_vars()).rstrip("\n"))
+    """Prints a script for a shell and nothing else: JSON would be of no use."""
+    kind = shells.get_completion_class(shell)
+    assert kind is not None
+    script = kind(context.find_root().command, {}, "agac", VARIABLE)
+    terminal.print_text(str(script.source_template % script.source_vars()).rstrip("\n"))
 
 
 Values = Iterable[tuple[str, str | None]]  # values that a shell may offer, each with its help

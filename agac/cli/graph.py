@@ -65,18 +65,13 @@ def graph(
 
 
 def print_drawing(report: GraphReport, file: Path | None, *, mermaid: bool, quiet: bool) -> None:
-    """Writes a workflow as a picture into a file, or prints it. A terminal gets Mermaid text: it
+    """Writes a workflow as a drawing into a file, or prints it. A terminal gets Mermaid text: it
     shows no SVG."""
     mermaid = mermaid or (file is None and sys.stdout.isatty())
-    text = report.mermaid() if mermaid else report.svg()
-    edges = len(report.edges())
-    if mermaid and (edges > MERMAID_EDGES or len(text) > MERMAID_CHARACTERS):
-        message = (
-            f"{counted(edges, 'line')} in {counted(len(text), 'character')}: pages draw Mermaid "
-            f"text of {MERMAID_EDGES} lines and {MERMAID_CHARACTERS:,} characters at most, unless "
-            "their maxEdges and maxTextSize say otherwise; the SVG has no such limit"
-        )
-        terminal.say_error(message, word="warning", colour="yellow")
+    text = report.svg()
+    if mermaid:
+        text = report.mermaid()
+        _warn_if_large(text, len(report.edges()))
     if file is not None:
         api.save_drawing(text, file)
         if not quiet:
@@ -84,10 +79,21 @@ def print_drawing(report: GraphReport, file: Path | None, *, mermaid: bool, quie
         return
     # other characters become their numbers, as each of the two forms has them
     if not is_unicode(sys.stdout.encoding):
-        text = re.sub(
-            r"[^\x00-\x7f]", lambda found: f"{'' if mermaid else '&'}#{ord(found[0])};", text
-        )
+        sign = "#" if mermaid else "&#"
+        text = re.sub(r"[^\x00-\x7f]", lambda match: f"{sign}{ord(match[0])};", text)
     print_text(text.rstrip("\n"))
+
+
+def _warn_if_large(text: str, edges: int) -> None:
+    """Warns of Mermaid text that most pages do not draw."""
+    if edges <= MERMAID_EDGES and len(text) <= MERMAID_CHARACTERS:
+        return
+    message = (
+        f"{counted(edges, 'line')} in {counted(len(text), 'character')}: pages draw Mermaid "
+        f"text of {MERMAID_EDGES} lines and {MERMAID_CHARACTERS:,} characters at most, unless "
+        "their maxEdges and maxTextSize say otherwise; the SVG has no such limit"
+    )
+    terminal.say_error(message, word="warning", colour="yellow")
 
 
 MERMAID_EDGES = 500

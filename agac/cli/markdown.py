@@ -242,15 +242,15 @@ class _Section:
             self.left += 1
 
 
-def comment_text(found: Findings) -> str:
+def comment_text(findings: Findings) -> str:
     """Writes the comment: its marker, a summary on a line, then details, the longest of which are
     cut if needed."""
-    marker = f"<!-- agac:{quote(cropped(found.project, 200), safe='/')} -->"
-    footer = _footer(found)
-    if found.quiet:
+    marker = f"<!-- agac:{quote(cropped(findings.project, 200), safe='/')} -->"
+    footer = _footer(findings)
+    if findings.quiet:
         return f"{marker}\nNo workflow changed. {footer}"
-    headline = _headline(found)
-    sections = _sections(found)
+    headline = _headline(findings)
+    sections = _sections(findings)
     while True:
         texts = [section.text() for section in sections]
         text = "\n\n".join([f"{marker}\n{headline}", *filter(None, texts), footer])
@@ -260,54 +260,54 @@ def comment_text(found: Findings) -> str:
         longest.cut(len(text) - MAX_COMMENT)
 
 
-def _sections(found: Findings) -> list[_Section]:
+def _sections(findings: Findings) -> list[_Section]:
     """Makes the parts of the comment, in their order."""
     beside = ["**Outside of workflows**", ""]
-    workflows = ["\n".join([*_workflow(each), ""]) for each in found.workflows]
-    costs = _cost_table(found.workflows)
-    failures = _failures(found.tests)
-    notes = [f"- {escaped(cropped(note, 2_000))}" for note in found.notes]
+    workflows = ["\n".join([*_workflow(each), ""]) for each in findings.workflows]
+    costs = _cost_table(findings.workflows)
+    failures = _failures(findings.tests)
+    notes = [f"- {escaped(cropped(note, 2_000))}" for note in findings.notes]
     return [
-        _Section("error", _problems(found.told("error")), opened=100),
-        _Section("change outside of workflows", _changes(found.beside), beside, opened=50),
+        _Section("error", _problems(findings.told("error")), opened=100),
+        _Section("change outside of workflows", _changes(findings.beside), beside, opened=50),
         _Section("stage", costs[2:], costs[:2]),
         _Section("workflow", workflows),
         _Section("failure", failures[2:], failures[:2]),
-        _Section("warning", _warnings(found), opened=5),
+        _Section("warning", _warnings(findings), opened=5),
         _Section("note", notes, ["**Notes**", ""]),
     ]
 
 
-def _warnings(found: Findings) -> list[str]:
+def _warnings(findings: Findings) -> list[str]:
     """Writes a line for each warning, likely mistake and stale recording."""
-    lines = [*_problems(found.told("warning")), *_problems(found.lint, "lint")]
-    for test in found.tests:
+    lines = [*_problems(findings.told("warning")), *_problems(findings.lint, "lint")]
+    for test in findings.tests:
         for stale in test.stale:
             text = f"{test.name}: a recorded reply is not asked for: {stale}"
             lines.append(f"- {escaped(cropped(text, 2_000))}")
     return lines
 
 
-def _headline(found: Findings) -> str:
+def _headline(findings: Findings) -> str:
     """`2 workflows changed · 40 of 60 tasks run again (+$0.02) · 3 tests passed`."""
     parts = []
-    errors = found.told("error")
+    errors = findings.told("error")
     if errors:
         parts.append(f"**{counted(len(errors), 'error')}**")
-    parts.append(f"**{counted(len(found.workflows), 'workflow')} changed**")
-    if found.beside:
-        parts.append(f"**{counted(len(found.beside), 'change')} outside of workflows**")
-    if any(workflow.plan for workflow in found.workflows):
-        parts.append(f"{figures.counts_words(found.all)}{_cost_delta(found)}")
-    breaks = _breaks(found.workflows)
+    parts.append(f"**{counted(len(findings.workflows), 'workflow')} changed**")
+    if findings.beside:
+        parts.append(f"**{counted(len(findings.beside), 'change')} outside of workflows**")
+    if any(workflow.plan for workflow in findings.workflows):
+        parts.append(f"{figures.counts_words(findings.all)}{_cost_delta(findings)}")
+    breaks = _breaks(findings.workflows)
     if breaks:
         parts.append(f"**breaking for {escaped(breaks)}**")
-    if found.tests:
-        parts.append(_tests_words(found.tests))
-    if found.max_usd is not None:
-        cap = f"`ci.max_usd` ({dollars(found.max_usd, None)})"
-        how = "not known to be within" if found.usd is None else "above"
-        parts.append(f"**{how} {cap}**" if found.over else f"within {cap}")
+    if findings.tests:
+        parts.append(_tests_words(findings.tests))
+    if findings.max_usd is not None:
+        cap = f"`ci.max_usd` ({dollars(findings.max_usd, None)})"
+        how = "not known to be within" if findings.usd is None else "above"
+        parts.append(f"**{how} {cap}**" if findings.over else f"within {cap}")
     return " · ".join(parts)
 
 
@@ -318,26 +318,26 @@ def _tests_words(results: Sequence[CaseResult]) -> str:
     return f"**{failed:,} of {tests} failed**" if failed else f"{tests} passed"
 
 
-def _cost_delta(found: Findings) -> str:
+def _cost_delta(findings: Findings) -> str:
     """` (+$0.02)`: how much more a change costs; empty where that is nothing or unknown."""
-    more = summed(workflow.usd_more for workflow in found.workflows if workflow.plan)
+    more = summed(workflow.usd_more for workflow in findings.workflows if workflow.plan)
     if not more or not round(more, 4):
         return ""
     return f" ({'-' if more < 0 else '+'}{dollars(abs(more))})"
 
 
-def _workflow(found: WorkflowFindings) -> Iterator[str]:
+def _workflow(findings: WorkflowFindings) -> Iterator[str]:
     """Yields what became of a workflow, with its changes folded."""
-    changes = [counted(len(found.changes), "change")] if found.changes else []
-    words = [", ".join([f"{found.workflow}: {found.how}", *changes])]
-    if found.plan:
-        words.append(figures.counts_words(found.plan))
-    breaks = _breaks([found])
+    changes = [counted(len(findings.changes), "change")] if findings.changes else []
+    words = [", ".join([f"{findings.workflow}: {findings.how}", *changes])]
+    if findings.plan:
+        words.append(figures.counts_words(findings.plan))
+    breaks = _breaks([findings])
     if breaks:
         words.append(f"breaking for {breaks}")
     summary = cropped("; ".join(words), 500)
     if changes:
-        yield from fold(summary, _changes(found.changes))
+        yield from fold(summary, _changes(findings.changes))
     else:
         yield escaped(summary)
 
@@ -390,18 +390,18 @@ def _failures(tests: Iterable[CaseResult]) -> list[str]:
     return table(["failed test", "row", "stage", "expected", "got"], rows).split("\n")
 
 
-def _footer(found: Findings) -> str:
+def _footer(findings: Findings) -> str:
     """Says what the change was compared with, and by which agac."""
     words = []
-    version = found.against
+    version = findings.against
     if version is not None:
         words.append(f"Compared with {escaped(cropped(figures.version_words(version), 300))}.")
         commit = shlex.quote(version.commit[:8] if version.commit else version.ref)
         again = f"agac ci --event pull-request --against {commit}"
-        if found.untrusted:
+        if findings.untrusted:
             again += " --untrusted"
         words.append(f"See it with {code(cropped(again, 300))}.")
-    if found.head:
-        words.append(f"Change {code(found.head[:8])},")
-    words.append(f"agac {code(cropped(found.agac, 20))}.")
+    if findings.head:
+        words.append(f"Change {code(findings.head[:8])},")
+    words.append(f"agac {code(cropped(findings.agac, 20))}.")
     return f"<sub>{' '.join(words)}</sub>"

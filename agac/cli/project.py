@@ -51,26 +51,30 @@ def init(
     """Refuses to overwrite any file. Prints the next steps, each of which works as it is
     printed."""
     if as_list:
-        found = api.examples()
-        lines = [
-            table(["example", "what it does"], [*found.items()]),
-            "",
-            "Make one: agac init --example NAME [DIR]",
-        ]
-        if as_json:
-            print_json(found)
-        else:
-            print_text("\n".join(lines))
+        _print_examples(as_json=as_json)
         return
-    made = api.init(folder, example)
+    files = api.init(folder, example)
     name = example or "reviews"
     if as_json:
-        print_json({"folder": str(folder), "files": [str(path) for path in made]})
-        return
-    if settings.quiet:
-        return
-    for path in made:
-        print_text(f"  {path}")
+        print_json({"folder": str(folder), "files": [str(path) for path in files]})
+    elif not settings.quiet:
+        for path in files:
+            print_text(f"  {path}")
+        _print_next_steps(folder, name)
+
+
+def _print_examples(*, as_json: bool) -> None:
+    """Prints the examples, and what each of them does."""
+    examples = api.examples()
+    if as_json:
+        print_json(examples)
+    else:
+        print_text(table(["example", "what it does"], [*examples.items()]))
+        print_text("\nMake one: agac init --example NAME [DIR]")
+
+
+def _print_next_steps(folder: Path, name: str) -> None:
+    """Prints what to type in a new project, for the workflow `name`."""
     steps = ["agac validate", f"agac run -a {name}", "agac status"]
     if folder != Path():
         steps.insert(0, f"cd {shlex.quote(str(folder))}")
@@ -120,23 +124,26 @@ def validate(settings: main.Globals, workflows: tuple[str, ...], as_json: bool) 
 def lint(settings: main.Globals, workflows: tuple[str, ...], form: str, as_json: bool) -> int:
     """Exit 0 nothing was found, 1 something was, 2 a file has errors."""
     report = api.lint(workflows, project=settings.project_dir)
-    found = [*report.problems, *report.findings]
-    lines = [_annotation(one, settings) if form == "github" else str(one) for one in found]
+    problems = [*report.problems, *report.findings]
+    if form == "github":
+        lines = [_annotation(problem, settings) for problem in problems]
+    else:
+        lines = list(map(str, problems))
     if not lines and form == "text" and not settings.quiet:
         lines = [f"{counted(len(report.workflows), 'workflow')}: nothing found"]
     terminal.print_report(report, lambda _: lines, as_json=as_json, quiet=not lines)
     if report.problems:
         return ExitCode.USAGE
-    if found:
+    if problems:
         return ExitCode.FAILED
     return ExitCode.DONE
 
 
-def _annotation(found: Problem, settings: main.Globals) -> str:
+def _annotation(problem: Problem, settings: main.Globals) -> str:
     """Writes a line that GitHub Actions shows next to that of the file, whose path is relative to
     the folder of the job."""
-    rule = getattr(found, "rule", None)
-    where = found.where
+    rule = getattr(problem, "rule", None)
+    where = problem.where
     file = terminal.from_here(project_root(settings.project_dir) / where.file)
     keys = {
         "file": file,
@@ -144,14 +151,17 @@ def _annotation(found: Problem, settings: main.Globals) -> str:
         "col": where.column,
         "title": f"agac {rule or 'validate'}",
     }
-    said = ",".join(
+    properties = ",".join(
         f"{key}={_escaped(str(value), ':,')}" for key, value in keys.items() if value is not None
     )
-    message = f"{where.path}: {found.message}" if where.path else found.message
-    return f"::{'warning' if rule else 'error'} {said}::{_escaped(message)}"
+    message = problem.message
+    if where.path:
+        message = f"{where.path}: {message}"
+    return f"::{'warning' if rule else 'error'} {properties}::{_escaped(message)}"
 
 
 def _escaped(text: str, more: str = "") -> str:
+    """Escapes what ends a line or, with `more`, a property of a workflow command."""
     return "".join(f"%{ord(sign):02X}" if sign in f"%\r\n{more}" else sign for sign in text)
 
 
@@ -182,6 +192,7 @@ def schema(settings: main.Globals, kind: str | None, write: bool, as_json: bool)
 
 
 def schema_lines(report: SchemasReport) -> Iterator[str]:
+    """Yields the files that were written, and the settings of editors."""
     path, patterns = next(iter(report.settings["yaml.schemas"].items()))
     yield from (f"  {from_here(file)}" for file in report.files)
     yield (
@@ -226,6 +237,7 @@ def _run_of(line: RunLine) -> str:
 
 
 def gc_lines(report: GcReport) -> Iterator[str]:
+    """Yields what was deleted and kept, and the size of the store."""
     cleared = report.cleared
     verb = "Would delete" if report.dry_run else "Deleted"
     for dropped in cleared.dropped:
@@ -238,7 +250,8 @@ def gc_lines(report: GcReport) -> Iterator[str]:
     for count, what, why in parts:
         if count:
             yield f"{verb} {counted(count, what)} that {why}"
-    if not cleared.dropped and not any(count for count, _, _ in parts):
+    deleted = [len(cleared.dropped), cleared.left_rows, cleared.gone_rows, cleared.results]
+    if not any(deleted):
         yield "Nothing to delete"
     if cleared.kept:
         yield f"Kept: {', '.join(map(_run_of, cleared.kept))}"
@@ -261,6 +274,7 @@ def backup(settings: main.Globals, file: Path, force: bool, as_json: bool) -> No
 
 
 def backup_lines(report: BackupReport) -> list[str]:
+    """Says where the copy is, and how to restore it."""
     here = replace(
         report, database=Path(from_here(report.database)), file=Path(from_here(report.file))
     )

@@ -59,9 +59,7 @@ def usage_lines(error: click.ClickException) -> list[str]:
         message, example = _unknown_option(error, path, context)
     elif isinstance(error, click.MissingParameter) and error.param is not None:
         message = f"{_name_of(error.param)} is missing"
-        words = EXAMPLES.get(path) or EXAMPLES.get(error.param.name or "")
-        if words:
-            example = named_here(f"For example: `{path} {words}`. ", context)
+        example = _example(error.param, path, context)
     else:
         message = error.format_message().removesuffix(".").removeprefix("Invalid value for ")
         for pattern, replacement in CLICK_WORDS:
@@ -69,6 +67,14 @@ def usage_lines(error: click.ClickException) -> list[str]:
     if context:
         return [message, f"{example}`{path} --help` lists all options."]
     return [message]
+
+
+def _example(missing: click.Parameter, path: str, context: click.Context | None) -> str:
+    """Writes a command with an example of a missing value, if there is one."""
+    words = EXAMPLES.get(path) or EXAMPLES.get(missing.name or "")
+    if not words:
+        return ""
+    return named_here(f"For example: `{path} {words}`. ", context)
 
 
 RESUMING = ("agac run", "agac retry", "agac batch retrieve")

@@ -18,7 +18,7 @@ from support.server import Faulty, Server
 from agac.api.ci import check_change
 from agac.api.ci_events import Event, event_of
 from agac.api.findings import Findings, read_findings
-from agac.cli.markdown import MOST, comment_text
+from agac.cli.markdown import MAX_COMMENT, comment_text
 from agac.core.errors import UsageError
 
 STAGES: list[dict[str, Any]] = [
@@ -121,7 +121,7 @@ def test_a_comment_is_cut_where_it_is_too_long(ran: ProjectFolder) -> None:
     found = read_findings(ran.root / "agac-pr.json")
     many = [found.workflows[0].model_copy(update={"workflow": f"reviews_{n}"}) for n in range(300)]
     text = comment_text(found.model_copy(update={"workflows": many}))
-    assert MOST - 2_000 < len(text) <= MOST
+    assert MAX_COMMENT - 2_000 < len(text) <= MAX_COMMENT
     assert " more are not shown: `agac-pr.json`, which the job keeps, has all.*" in text
 
 
