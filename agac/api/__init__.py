@@ -20,18 +20,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads this block
     # isort: off
     # fmt: off
-    from agac.api.backup import BackupReport, backup
     from agac.api.batches import BatchReport, batch_list, batch_status
     from agac.api.blocks import ray_map
     from agac.api.calibrate import CalibrateReport, calibrate
     from agac.api.card_trial import TrialReport, try_card
     from agac.api.cards import CardReport, LockReport, lock_card, show_card
     from agac.api.compare import ComparisonReport, compare
+    from agac.api.database import BackupReport, GcReport, backup, gc, sql
     from agac.api.diff import DiffReport, PlanComparison, diff, plan_against
     from agac.api.editor_schemas import SchemasReport, file_schema, write_schemas
     from agac.api.evaluation import Evaluation, evaluate
     from agac.api.fix import FixReport, fix, reviewer
-    from agac.api.gc import GcReport, gc
     from agac.api.graph import GraphReport, graph, save_drawing
     from agac.api.export import export
     from agac.api.inspect import InspectReport, RunsReport, inspect, runs, show
@@ -63,7 +62,6 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.shard_states import ShardsReport, shard_status
     from agac.api.show_data import DataReport, show_data
     from agac.api.status import StatusReport, row_ids, status
-    from agac.api.store_query import sql
     from agac.api.style import LintReport, lint
     from agac.api.sync import asynchronous
     from agac.api.task_keys import OpenCodeRuntime, Phase, TaskKeys

@@ -29,9 +29,8 @@ from agac.core.types import counted
 from agac.spec.paths import project_root
 
 if TYPE_CHECKING:
-    from agac.api.backup import BackupReport
+    from agac.api.database import BackupReport, GcReport
     from agac.api.editor_schemas import SchemasReport
-    from agac.api.gc import GcReport
     from agac.store.history import RunLine
 
 

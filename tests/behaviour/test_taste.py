@@ -24,9 +24,9 @@ OTHER_DATABASES = {
     "simulator/batch_store.py",
 }
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
-COUNTERPARTS = {"anthropic", "app", "batch", "batches", "ci", "compare", "diff", "export", "gc", "graph", "inspect",
+COUNTERPARTS = {"anthropic", "app", "batch", "batches", "ci", "compare", "diff", "export", "graph", "inspect",
                 "monitor", "notify", "openai", "plan", "pool", "process", "project", "review", "run", "share",
-                "show_data", "status", "store_query", "why"}  # fmt: skip
+                "show_data", "status", "why"}  # fmt: skip
 """Names of modules of one subject in several folders: a command and its function; a dialect and its simulation."""
 DOCUMENTED = ("api/", "core/types.py", "core/errors.py", "core/keys.py")
 
