@@ -325,23 +325,22 @@ __all__ = [
 
 @cache
 def homes() -> dict[str, str]:
-    """The public names but for async twins, each with the module that has it, as the imports above
-    say."""
-    block = next(
-        one for one in ast.parse(Path(__file__).read_text("utf-8")).body if isinstance(one, ast.If)
-    )
-    imports = (one for one in block.body if isinstance(one, ast.ImportFrom))
+    """Lists the public names without async twins, each with the module that has it, as the imports
+    above say."""
+    source = ast.parse(Path(__file__).read_text("utf-8"))
+    block = next(node for node in source.body if isinstance(node, ast.If))
     return {
-        alias.name: str(one.module)
-        for one in imports
-        for alias in one.names
+        alias.name: str(node.module)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
         if alias.name in __all__
     }
 
 
 sys.modules[__name__].__class__ = type(sys.modules["agac"])
 
-if not TYPE_CHECKING:  # who misspells a name is told
+if not TYPE_CHECKING:  # a misspelt name is reported by the type checker
 
     def __getattr__(name: str) -> Any:
         if name in homes():

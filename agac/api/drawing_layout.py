@@ -1,5 +1,5 @@
-"""Where the boxes and lines of a drawing go: layers from top to bottom, few crossings, nothing on
-top of anything else.
+"""Places the boxes and lines of a drawing: layers from top to bottom, few crossings, nothing on top
+of anything else.
 
 Pure geometry, the same for the same input. Lengths are pixels; x grows to the right, y downwards. A
 line that passes a layer has a cell in it, as a box does, so that no line runs behind a box."""

@@ -187,8 +187,12 @@ def changed_lines(report: RunComparison, more: str = "--limit N, --html FILE") -
 
 
 _REMEDY = "Name a file elsewhere, or make room there."
-PAGE_ROWS = 2_000  # changed rows of a page, and characters of a value from where it differs
+
+PAGE_ROWS = 2_000
+"""Changed rows of a page, at most."""
+
 PAGE_TEXT = 4_000
+"""Characters of a value from its first difference on, at most."""
 
 # Nothing may be loaded or sent: what models wrote is shown, whatever it is.
 _HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>agac compare</title>

@@ -11,7 +11,7 @@ from agac.core.text import split_lines
 
 
 def alias_lines(stage: dict[str, Any]) -> Iterator[str]:
-    """Yields the short name of the model, where the workflow wrote one."""
+    """Yields the short name of the model, if the workflow uses one."""
     alias = stage.get("alias")
     if alias:
         yield f"  short name: {alias['written']} = {alias['means']}"

@@ -300,7 +300,7 @@ def main() -> NoReturn:
     try:
         code = _main()
         sys.stdout.flush()
-    except KeyboardInterrupt:  # while an error was told, or the output written
+    except KeyboardInterrupt:  # while an error was printed, or the output written
         code = _interrupted()
     except BrokenPipeError:  # the reader of our output closed it
         code = ExitCode.DONE
@@ -400,7 +400,7 @@ def _interrupted() -> ExitCode:
 
 
 INTERRUPTED_WORDS = ("KeyboardInterrupt", "Query interrupted")
-"""What is in the message where a library catches the KeyboardInterrupt of a Ctrl-C and raises an
+"""Words of the message of a library that catches the KeyboardInterrupt of a Ctrl-C and raises an
 exception of its own: pydantic while it builds a model, duckdb while it runs a statement."""
 
 

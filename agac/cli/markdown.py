@@ -319,7 +319,7 @@ def _tests_words(results: Sequence[CaseResult]) -> str:
 
 
 def _cost_delta(findings: Findings) -> str:
-    """` (+$0.02)`: how much more a change costs; empty where that is nothing or unknown."""
+    """` (+$0.02)`: how much more a change costs; empty if that is nothing or unknown."""
     more = summed(workflow.usd_more for workflow in findings.workflows if workflow.plan)
     if not more or not round(more, 4):
         return ""

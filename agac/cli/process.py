@@ -1,5 +1,5 @@
 """`agac process` and `agac resume`: rows of a file through a prompt, without a workflow file. The
-summary is JSON on standard output; all that is said to people goes to standard error."""
+summary is JSON on standard output; text for people goes to standard error."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ from agac.spec.project_files import read_text
 if TYPE_CHECKING:
     from agac.api.report import RunReport
 
-PROMPTS = 5  # prompts that a dry run shows where no limit says how many
+PROMPTS = 5
+"""Prompts that a dry run shows, unless a limit says how many."""
 
 summary_option = click.option(
     "--final-summary/--no-final-summary",

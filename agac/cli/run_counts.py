@@ -59,8 +59,7 @@ def agreement_lines(stages: Iterable[StageSummary]) -> Iterator[str]:
 
 
 def review_lines(summary: RunSummary) -> Iterator[str]:
-    """Yields how rows passed the stages at which people decide, and what to type where some
-    wait."""
+    """Yields how rows passed the stages at which people decide, and what to type if some wait."""
     for stage in summary.stages:
         if stage.review is None:
             continue

@@ -375,7 +375,7 @@ def _running_lines(number: int, last: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unanswered(last: Mapping[str, Any]) -> str:
-    """Says why the last call of an invocation brought no answer; empty where it did."""
+    """Says why the last call of an invocation brought no answer; empty if it did."""
     if last.get("waiting_for"):
         return plain(terminal.first_line(last["waiting_for"]["message"]))
     return ""
@@ -477,7 +477,7 @@ def _remedy(run: dict[str, Any], by_remedy: Mapping[str, int]) -> str:
 @main.json_option
 @click.pass_obj
 def notify(settings: main.Globals, what: str, workflows: tuple[str, ...], as_json: bool) -> int:
-    """Exit 0, or 1 where a message did not arrive."""
+    """Exit 0, or 1 if a message did not arrive."""
     report = main.long_running(api.notify_test)(workflows, project=settings.project_dir)
     terminal.print_report(report, notify_lines, as_json=as_json)
     if any(message.error for message in report.messages):

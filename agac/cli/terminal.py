@@ -1,8 +1,10 @@
-"""What is printed and how: results on standard output, everything else on standard error, in text,
-tables and JSON. Here is also the text that all commands share: counts, sizes, times, money, and
-the command line as it was typed. Text of models, inputs and files is shown with escapes for every
-character that would control a terminal or that nobody sees: on a terminal, in a file and in a
-pipe. What machines read (JSON, CSV) is exact where it is not for a terminal."""
+"""Prints results on standard output and everything else on standard error, in text, tables and
+JSON.
+
+It also has the words that all commands share: counts, sizes, times, money, and the command line as
+it was typed. Text of models, inputs and files gets escapes for every character that would control a
+terminal or would not be seen: on a terminal, in a file and in a pipe. What machines read (JSON,
+CSV) is exact, except on a terminal."""
 
 from __future__ import annotations
 
@@ -61,13 +63,14 @@ def first_line(text: str, limit: int = 300) -> str:
 
 LONG_CHARACTERS = 2_000
 LONG_LINES = 100
-"""The most of a text on a terminal, where it may be cut; in a file or a pipe nothing is."""
+"""The most characters and lines of a text on a terminal; in a file or a pipe nothing is cut."""
 
 
 def shortened(
     text: str, characters: int = LONG_CHARACTERS, whole: str = "with --json, or in a pipe"
 ) -> str:
-    """Returns the text or, on a terminal, the beginning of a long one and where the `whole` is."""
+    """Returns the text or, on a terminal, the beginning of a long one and how to get the
+    `whole`."""
     some = "\n".join(text[:characters].split("\n")[:LONG_LINES])
     if some == text or not sys.stdout.isatty():
         return text
@@ -115,7 +118,7 @@ BY_GUARDS = ("skipped", "dropped")  # outcomes that most workflows do not have
 
 
 def outcome_names(names: Sequence[str], counts: Sequence[object]) -> list[str]:
-    """Finds the outcomes that a table has columns for: those of guards only where there are any.
+    """Finds the outcomes that a table has columns for: those of guards only if there are any.
     `counts` are records with a field for each."""
     return [
         name
@@ -144,8 +147,8 @@ def row_words(rows: RowCounts) -> str:
 
 
 def run_name(workflow: str, run: int) -> str:
-    """`reviews, run 3`, or `job_3`: the name of a row run's workflow is made by agac, and nobody
-    typed it."""
+    """`reviews, run 3`, or `job_3`: agac made the name of a row run's workflow, so it is not
+    shown."""
     if is_job(workflow):
         return job_alias(run)
     return f"{workflow}, run {run}"
@@ -245,8 +248,8 @@ def table(
 ) -> str:
     """Lays out columns as wide as their widest cell, with numbers to the right.
 
-    On a terminal the header is bold. Where the table is too wide for it, cells wrap between words
-    or, with `one_line`, are cut; where that is not enough, the cells of each row are printed below
+    On a terminal the header is bold. If the table is too wide for it, cells wrap between words
+    or, with `one_line`, are cut; if that is not enough, the cells of each row are printed below
     one another. Elsewhere it is plain text, of which nothing is cut.
     """
     if not sys.stdout.isatty():
@@ -266,7 +269,7 @@ def table(
 
 
 def _cut_to_fit(columns: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
-    """Cuts cells so far that a row fits, where that leaves something of them to be read."""
+    """Cuts cells so far that a row fits, if that leaves something of them to be read."""
     widest = [max(map(cells, column)) for column in columns]
     room = width - 2 * len(columns) + 2
     for most in range(width, NARROW, -1):
@@ -410,7 +413,7 @@ def print_problems(problems: Sequence[Problem], stream: TextIO) -> None:
 
 
 def say(text: str) -> None:
-    """Prints on standard error, after the results printed before, where both end in one file."""
+    """Prints on standard error, after the results printed before: both may go to one file."""
     _flush_results()
     print(_for_people(text), file=sys.stderr)
 
