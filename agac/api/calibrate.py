@@ -164,10 +164,10 @@ def calibrated(
 def _start(lowest: Sequence[float], target: float) -> int:
     """Finds the first threshold that is tried: one that would surely meet the target if all
     of its sample were right, half the target if there is one. `lowest` has the bounds of all."""
-    for most in (target / 2, target):
-        for place, bound in enumerate(lowest):
-            if bound <= most:
-                return place
+    for limit in (target / 2, target):
+        for number, bound in enumerate(lowest):
+            if bound <= limit:
+                return number
     return len(lowest)
 
 
@@ -220,13 +220,14 @@ class _KnownRows:
 
     def _rows_above(self, height: float) -> int:
         """Counts the rows that pass a threshold."""
-        return self.sums[-1] - self.sums[self._place(self.heights, height)]
+        return self.sums[-1] - self.sums[self._count_below(self.heights, height)]
 
     def _above(self, heights: Sequence[float], height: float) -> int:
         """Counts those of some rows that pass a threshold."""
-        return len(heights) - self._place(heights, height)
+        return len(heights) - self._count_below(heights, height)
 
-    def _place(self, heights: Sequence[float], height: float) -> int:
+    def _count_below(self, heights: Sequence[float], height: float) -> int:
+        """Counts the heights that do not pass a threshold."""
         bisect = bisect_left if self.threshold.sign in ("<", ">") else bisect_right
         return bisect(heights, height)
 

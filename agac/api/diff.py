@@ -398,6 +398,7 @@ def _input_changes(
 
 
 def _is_same_input(before: CheckedWorkflow, now: CheckedWorkflow) -> bool:
+    """True if two versions read the same path, or files with the same content."""
     first = before.workflow.input.path
     second = now.workflow.input.path
     if first == second:

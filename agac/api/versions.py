@@ -85,6 +85,7 @@ def version_of(ref: str | None, project: Project) -> Version:
 
 
 def _folder_version(ref: str, project: Project) -> Version:
+    """Checks a folder with another version. Raises UsageError."""
     remedy = "Name a folder that holds another version of the project."
     if not (Path(ref) / PROJECT_FILE).is_file():
         raise UsageError(f"{ref} holds no {PROJECT_FILE}", remedy=remedy)

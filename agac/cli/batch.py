@@ -486,6 +486,7 @@ def waited_lines(report: WaitReport) -> Iterator[str]:
 
 
 def cancelled_lines(report: CancelReport) -> Iterator[str]:
+    """Yields which batches are cancelled, and which had ended."""
     for line in report.asked:
         if line.batch.provider_id is None:
             yield f"Dropped {_name(line.batch)}: {counted(line.total, 'request')}, none sent"
@@ -500,6 +501,7 @@ def cancelled_lines(report: CancelReport) -> Iterator[str]:
 
 
 def doctor_lines(report: DoctorReport) -> Iterator[str]:
+    """Yields what was found and changed, with what to do next."""
     if not report.findings:
         yield "All is well: the store and the providers agree"
     for finding in report.findings:

@@ -117,14 +117,15 @@ PLACEHOLDERS: dict[str, Callable[[click.Context], Values]] = {
 
 
 def named_here(text: str, context: click.Context | None) -> str:
-    """Replaces WORKFLOW, STAGE, CARD and FILE in a message by what this project has, where it has
-    one."""
+    """Replaces WORKFLOW, STAGE, CARD and FILE in a message by one that this project has, if it has
+    any."""
+    if context is None:
+        return text
     for word, values in PLACEHOLDERS.items():
-        if context is not None and re.search(rf"\b{word}\b", text):
+        if re.search(rf"\b{word}\b", text):
             with suppress(AgacError, OSError, ValueError):
-                text = re.sub(
-                    rf"\b{word}\b", next((name for name, _ in values(context)), word), text
-                )
+                name = next((name for name, _ in values(context)), word)
+                text = re.sub(rf"\b{word}\b", name, text)
     return text
 
 
@@ -145,27 +146,32 @@ def add_completions(command: click.Command, path: str) -> click.Command:
 def _matching(
     values: Callable[[click.Context], Values], context: click.Context, begun: str
 ) -> list[CompletionItem]:
+    """Lists the values that begin with what is typed."""
     with suppress(AgacError, OSError, ValueError):  # a message would disturb the user who types
         return [
-            CompletionItem(one, help=text) for one, text in values(context) if one.startswith(begun)
+            CompletionItem(value, help=text)
+            for value, text in values(context)
+            if value.startswith(begun)
         ]
     return []
 
 
 class _WholeWord(shells.ShellComplete):
-    """For shells that replace the whole word, where click gives what follows its `=` alone:
-    `--workflow=re`."""
+    """Completes whole words, for shells that replace `--workflow=re`: click gives what follows its
+    `=` alone."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
         flag, sign, _ = incomplete.partition("=")
-        found = super().get_completions(args, incomplete)
+        items = super().get_completions(args, incomplete)
         if not sign or not flag.startswith("-"):
-            return found
-        return [CompletionItem(f"{flag}={item.value}", item.type, item.help) for item in found]
+            return items
+        return [CompletionItem(f"{flag}={item.value}", item.type, item.help) for item in items]
 
 
 @shells.add_completion_class
 class _Zsh(_WholeWord, shells.ZshComplete):
+    """The script of zsh, which works without compinit."""
+
     # compdef exists after compinit only, which not every .zshrc calls
     source_template = shells.ZshComplete.source_template.replace(
         "    compdef ",
@@ -175,6 +181,8 @@ class _Zsh(_WholeWord, shells.ZshComplete):
 
 @shells.add_completion_class
 class _Fish(_WholeWord, shells.FishComplete):
+    """The script of fish, in which descriptions may contain commas."""
+
     # a description may contain commas
     source_template = shells.FishComplete.source_template.replace(
         'string split "," ', 'string split --max 1 "," '
@@ -186,16 +194,17 @@ def _root(context: click.Context) -> Path:
 
 
 def _files(context: click.Context, kind: str, *suffixes: str) -> list[Path]:
-    """Lists the files in a folder of the project, which is named by its key under `paths`;
-    workflows lie also below it."""
+    """Lists the files in a folder of the project, which is named by its key under `paths`, and of
+    workflows in the folders below it."""
     root = _root(context)
     named = _as_mapping(_mapping(root / PROJECT_FILE, root).get("paths")).get(kind)
     folder = inside(root, named if isinstance(named, str) else kind)
-    found = files_in(folder, root, "**/*" if kind == "workflows" else "*")
-    return [path for path in found if path.suffix in suffixes]
+    paths = files_in(folder, root, "**/*" if kind == "workflows" else "*")
+    return [path for path in paths if path.suffix in suffixes]
 
 
 def _mapping(path: Path, root: Path) -> dict[str, Any]:
+    """Reads a mapping from a YAML file; an empty one if it cannot be read."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -159,6 +159,7 @@ def _stale_words(outcome: dict[str, Any]) -> str:
 
 
 def _replica_lines(replica: dict[str, Any]) -> Iterator[str]:
+    """Yields how a replica ended for the row."""
     yield f"  Replica {replica['replica']}: {replica['outcome']}{_stale_words(replica)}"
     if replica["outcome"] == "open":
         return

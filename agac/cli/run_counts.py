@@ -47,6 +47,7 @@ def level_line(level: MadeRows, so_far: bool = False) -> str:
 
 
 def agreement_lines(stages: Iterable[StageSummary]) -> Iterator[str]:
+    """Yields how far replicas agreed, by stage."""
     for stage in stages:
         votes = stage.agreement
         if votes is None or votes.mean is None or votes.unanimous is None:

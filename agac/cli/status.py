@@ -161,6 +161,7 @@ def sharded_lines(report: StatusReport | RunsReport) -> Iterator[str]:
 
 
 def runs_lines(report: RunsReport, workflow: str | None) -> list[str]:
+    """Lists all runs, and runs in shards that have stores here."""
     left = report.total - len(report.runs)
     started = itemgetter("started_at")
     worked = itemgetter("last_worked_at")
@@ -232,6 +233,7 @@ def changes_of(run: dict[str, Any]) -> str:
 
 
 def run_status_lines(report: StatusReport) -> Iterator[str]:
+    """Yields one run in full, and what to type next."""
     run = report.runs[0]
     yield from run_lines(run)
     yield from ("", _size_line(report))
@@ -366,6 +368,7 @@ def _people_line(run: Mapping[str, Any], waiting: int) -> str:
 
 
 def _running_lines(number: int, last: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what a run at work waits for."""
     waits = last.get("waits")
     if waits:
         yield f"Run {number} is {waits_text(waits)}"
@@ -391,6 +394,7 @@ def _has_submitted(run: Mapping[str, Any]) -> bool:
 
 
 def _open_batches_lines(run: Mapping[str, Any]) -> Iterator[str]:
+    """Yields how far open batches are, and how to follow them."""
     batches = run["open_batches"]
     what = counted(batches["batches"], "open batch", "open batches")
     unsent = ""

@@ -104,6 +104,7 @@ def json_lines(columns: Sequence[str], rows: Rows, *, only_ascii: bool) -> Itera
 
 
 def _json_value(value: Any) -> Any:
+    """Makes a value that JSON has."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, float) and not math.isfinite(value):
@@ -138,6 +139,7 @@ def _width(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> int:
 
 
 def _text_value(value: object) -> str:
+    """Writes a value for a table."""
     if value is None:
         return ""
     if isinstance(value, float) and 1e-12 < abs(value) < 1:

@@ -317,6 +317,7 @@ STATE_COLOURS = {
 
 
 def _cell(value: object) -> str:
+    """Writes a cell of a table on one line."""
     if isinstance(value, int) and not isinstance(value, bool):
         text = f"{value:,}"
     else:

@@ -173,6 +173,7 @@ def _nothing_to_show(now: TaskInputs, run: str) -> str:
 
 
 def _difference_lines(difference: dict[str, Any]) -> Iterator[str]:
+    """Yields one difference: of long texts the lines that differ."""
     if "diff" in difference:
         yield f"  {difference['what']}:"
         text = terminal.shortened("\n".join(difference["diff"][2:]))

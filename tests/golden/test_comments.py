@@ -13,7 +13,7 @@ from support.repository import committed
 from support.server import Server
 from support.soak import few
 
-from agac.cli.markdown import MOST
+from agac.cli.markdown import MAX_COMMENT
 
 FOLDER = Path(__file__).parent / "comments"
 CLASSIFY: dict[str, Any] = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
@@ -101,7 +101,7 @@ def test_a_comment_says_this(
     change(project)
     git.commit()
     text = project.agac("ci", env=pull_request(project, fork=fork), code=code).out
-    assert len(text) <= MOST
+    assert len(text) <= MAX_COMMENT
     text = re.sub(r"\b[0-9a-f]{8}(?=[,`. ])", lambda sha: re.sub("[0-9a-f]", "0", sha[0]), text)
     text = re.sub(r"\d+s \|$", "1s |", text, flags=re.MULTILINE)  # as fast as this machine is
     file = FOLDER / f"{change.__name__}.md"
