@@ -362,6 +362,13 @@ def test_no_program_of_a_stage_is_started(project: ProjectFolder, schema: dict[s
     assert not (project.root / "started").exists()
 
 
+def test_recorded_replies_that_a_test_does_not_use_are_not_read(reviews: ProjectFolder) -> None:
+    written(reviews)
+    reviews.write("tests/workflows/recorded/reviews.jsonl", "no recorded call\n")
+    (passed,) = outcomes(reviews)
+    assert (passed.result, passed.error) == ("passed", None)
+
+
 def test_a_bug_that_one_test_meets_is_its_result(reviews: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     written(reviews, "reviews.bad", expect={"snapshot": True})
     written(reviews, "reviews.good")
