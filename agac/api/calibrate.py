@@ -48,12 +48,16 @@ class Threshold(NamedTuple):
     which it is true; the others pass."""
 
     guard: Guard
+    """The condition."""
 
     field: str
     """The path of the number, which begins with its stage."""
 
     sign: str
+    """How it compares the number with the constant: `<`, `<=`, `>` or `>=`."""
+
     value: float
+    """The constant."""
 
     start: int
     """The constant is `guard.text[start:end]`."""
@@ -105,6 +109,8 @@ class JudgedRow(NamedTuple):
     """A row that people were asked about."""
 
     score: float
+    """The number that the condition looks at."""
+
     right: bool
     """True if they left its answer as it was."""
 
@@ -116,6 +122,7 @@ class CalibratedValue(NamedTuple):
     """What a threshold comes to."""
 
     value: float
+    """The constant of the condition."""
 
     passing: int
     """Rows that pass it."""
@@ -237,9 +244,16 @@ class CalibrateReport(Report):
     """What people's decisions about a run say of a threshold."""
 
     workflow: str
+    """The workflow."""
+
     stage: str
+    """The stage whose condition it is."""
+
     run: int
+    """The run whose decisions tell."""
+
     condition: str
+    """The condition as it is written."""
 
     target: float
     """The share of the passing rows that may be wrong."""
@@ -340,6 +354,7 @@ class _Condition(NamedTuple):
     """The condition of a stage that is calibrated."""
 
     threshold: Threshold
+    """The condition as a threshold."""
 
     sources: list[str]
     """The stages whose answers it looks at; the last one that a row went through counts."""
@@ -429,11 +444,19 @@ class _Decisions:
     """What people decided about the rows of a run."""
 
     condition: _Condition
+    """The condition that is calibrated."""
 
     judged: list[JudgedRow] = field(default_factory=list)
+    """The rows that tell of it."""
+
     waiting: int = 0
+    """How many rows wait for a decision."""
+
     decided: int = 0
+    """How many rows of the sample were decided on, and a run used that."""
+
     unapplied: int = 0
+    """How many rows were decided on since the last run."""
 
     async def read(self, database: Database, run: int, positions: Mapping[str, int]) -> None:
         """Reads what came of the rows that were shown to people."""

@@ -86,6 +86,8 @@ class ComparedAnswer(NamedTuple):
     """The id of the row, or its number in the input if ids may repeat."""
 
     stage: str
+    """The stage that gave both."""
+
     first: JSONValue
     """JSON, or `NoAnswer`."""
 

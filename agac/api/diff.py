@@ -61,11 +61,13 @@ class PlanComparison(Report):
     JSON_KEYS = ("workflow=now.workflow", "against", "before", "now", "difference")
 
     against: Version
+    """The other version."""
 
     before: PlanReport | None
     """None: the workflow did not exist."""
 
     now: PlanReport
+    """The plan of the present version."""
 
     @property
     def difference(self) -> dict[str, float | None]:
@@ -128,11 +130,13 @@ class WorkflowDiff(Report):
     """What became of a workflow."""
 
     workflow: str
+    """The name of the workflow."""
 
     how: str
     """`new`, `gone` or `changed`."""
 
     changes: Sequence[Change] = ()
+    """What changed."""
 
     problems: Sequence[Problem] = ()
     """The problems of the present version."""
@@ -164,6 +168,7 @@ class DiffReport(Report):
     )
 
     against: Version
+    """The other version."""
 
     workflows: list[WorkflowDiff]
     """The workflows that differ."""
@@ -172,6 +177,7 @@ class DiffReport(Report):
     """The names of the others."""
 
     problems: list[Problem]
+    """Problems of the project."""
 
     beside: list[Change]
     """What differs outside of workflows: settings of agac.yml, and tests that changed or are

@@ -232,6 +232,7 @@ class _Block(NamedTuple):
     """Sum of the weights."""
 
     cells: int
+    """How many cells it has."""
 
     @property
     def shift(self) -> float:

@@ -41,8 +41,13 @@ class ModelQuality(Report):
     `confusion` are empty if labels are no classes."""
 
     model: str
+    """The model."""
+
     run: int
+    """The run that asked it."""
+
     simulated: bool
+    """True if the simulator answered."""
 
     stopped: str | None
     """Why it ended early."""
@@ -52,11 +57,13 @@ class ModelQuality(Report):
     ended."""
 
     right: int
+    """How many of these are right."""
 
     failed: int
     """Rows that failed; they are judged, and wrong."""
 
     accuracy: Interval | None
+    """The share of right answers."""
 
     difference: Interval | None
     """By how much its accuracy exceeds that of the first model, on the rows that were judged for
@@ -86,7 +93,10 @@ class Evaluation(Report):
     """The answers of a stage scored against labels."""
 
     workflow: str
+    """The workflow."""
+
     stage: str
+    """The stage whose answers were scored."""
 
     label: str
     """The column of the labels."""
@@ -104,6 +114,7 @@ class Evaluation(Report):
     """Rows that were drawn."""
 
     models: list[ModelQuality]
+    """The models in the order in which they were asked."""
 
     minimum: Mapping[str, float]
     """What the lower bounds of figures have to reach."""
@@ -112,6 +123,8 @@ class Evaluation(Report):
     """Which model does not reach which of these."""
 
     exit_code: ExitCode
+    """The worst of the models' exit codes, or 3 for a minimum that is missed or rows that
+    failed."""
 
 
 @calling
@@ -290,11 +303,13 @@ class _Judged:
     """How the answers of a model were judged."""
 
     classes: Sequence[str]
+    """The labels that have figures of their own."""
 
     right: dict[RowId, bool] = field(default_factory=dict)
     """True for a right answer, False for a wrong one, by the number of the row."""
 
     failed: int = 0
+    """How many rows failed."""
 
     pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Rows by label and answer."""

@@ -44,10 +44,13 @@ class Took(NamedTuple):
     """What the answers of a stage took whenever they were asked."""
 
     tasks: int
+    """How many tasks were asked."""
+
     usd: float | None
     """None: unknown."""
 
     seconds: float | None
+    """Seconds of their calls; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,10 @@ class StageLabels:
     """The labels of a stage, and where its answers are."""
 
     stage: PlannedStage
+    """The stage."""
+
     expect: LabelFile
+    """What its file says of the labels."""
 
     givers: Mapping[str, int]
     """The positions of the stages that may give the answer, by name; those that amend it first."""

@@ -42,7 +42,10 @@ class Failure(Report):
     """What a test expected and what it got."""
 
     expected: str
+    """What the test expected."""
+
     got: str
+    """What came instead."""
 
     row: RowId | None = None
     """The row that it is about."""

@@ -236,6 +236,8 @@ class ReviewedStages:
     """What the stages of runs ask people; each is read once."""
 
     database: Database
+    """The store."""
+
     _read: dict[tuple[int, str], ReviewedStage | None] = field(default_factory=dict)
 
     async def of(self, review: StoredReview) -> ReviewedStage | None:
@@ -253,7 +255,10 @@ class ReviewFilter(NamedTuple):
     """Which reviews a statement is about. The default is all."""
 
     workflow: str | None = None
+    """Only those of this workflow."""
+
     stage: str | None = None
+    """Only those of this stage of the workflow."""
 
     reviewer: str | None = None
     """Only reviews that this person has not decided on."""

@@ -194,6 +194,7 @@ class _FileDecision(NamedTuple):
     """Its line as messages name it."""
 
     decision: Decision
+    """The decision."""
 
 
 @blocking

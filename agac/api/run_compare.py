@@ -32,6 +32,8 @@ class FieldChange(NamedTuple):
     """A difference between the answers that two runs have for a row."""
 
     id: RowId
+    """The id of the row."""
+
     field: str
     """`stage.field` of an answer, or `stage` if the whole answer differs."""
 
@@ -39,6 +41,7 @@ class FieldChange(NamedTuple):
     """The first answer; None also if the first run has none."""
 
     now: JSONValue
+    """The second answer; None also if the second run has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class ComparedStage(Report):
     """Its positions in the first and in the second run."""
 
     agreement: Agreement = field(default_factory=Agreement)
+    """How far the answers agree."""
 
     def compared(self, pair: RowPair, results: Results) -> ComparedAnswer:
         """Compares the answers that both runs have for a row."""
@@ -102,6 +106,8 @@ class RunComparison(Report):
     """The summary of the first run, and what it took."""
 
     second: dict[str, Any]
+    """The same of the second run."""
+
     key: str | None
     """The field by which rows are matched; None: by their ids."""
 
@@ -118,6 +124,7 @@ class RunComparison(Report):
     """The first ids of rows that only the first run has."""
 
     only_second: list[RowId] = field(default_factory=list)
+    """The first ids of rows that only the second run has."""
 
     def add(self, pair: RowPair, results: Results, limit: int) -> list[FieldChange]:
         """Compares and counts a row. Returns what changed if both runs have it; the report keeps

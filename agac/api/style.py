@@ -90,7 +90,10 @@ class _Search:
     """The files of the workflows, their cards, and agac.yml."""
 
     problems: list[Problem]
+    """What is wrong with the files."""
+
     findings: list[LintFinding] = field(default_factory=list)
+    """Likely mistakes."""
 
     def add_workflow(self, opened: Project, name: str | Path) -> None:
         """Looks at a workflow; one that cannot be read is among the problems."""

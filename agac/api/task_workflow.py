@@ -103,6 +103,7 @@ class AgentRun(list[AgentResult]):
     missing. `report` is that of its run."""
 
     report: RunReport
+    """The report of its run."""
 
 
 class BuiltTask(BuiltWorkflow):
@@ -229,6 +230,7 @@ class PreparedTask(NamedTuple):
     """A task that can be run."""
 
     task: BuiltTask
+    """The task as a workflow."""
 
     options: RunOptions
     """The options of its run, with its rows."""

@@ -44,7 +44,10 @@ class StageTrial(Report):
     """What a trial of a stage came to."""
 
     workflow: str
+    """The workflow."""
+
     stage: str
+    """The stage that was tried."""
 
     rows: int
     """Rows with a stored answer of another version."""
@@ -68,11 +71,13 @@ class StageTrial(Report):
     """What it would cost to ask them; None: unknown."""
 
     simulated: bool
+    """True if the simulator answers for it."""
 
     stopped: str | None
     """Why the trial ended early; None: it did not."""
 
     exit_code: ExitCode
+    """That of the run, or 3 if rows failed."""
 
 
 @calling
@@ -169,6 +174,7 @@ class _EarlierAnswers(NamedTuple):
     """The answers that a run of another version has for a stage: the first side."""
 
     run: int
+    """The number of the run."""
 
     position: int
     """The position of the stage in this run."""
@@ -217,9 +223,16 @@ class _Trial:
     """A trial at work."""
 
     database: Database
+    """The store."""
+
     version: SampledVersion
+    """The version that is tried."""
+
     stage: str
+    """The stage that is tried."""
+
     before: _EarlierAnswers
+    """The answers that it is compared with."""
 
     ids: Sequence[RowId]
     """The rows with an earlier answer, in the order in which they are asked."""
@@ -228,6 +241,7 @@ class _Trial:
     """At most so many of these are asked."""
 
     within: float | None
+    """How closely the share of altered rows has to be known; None: all rows are asked at once."""
 
     async def done(
         self,
