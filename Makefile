@@ -1,5 +1,6 @@
 # make demo   run the shipped example on the embedded simulator: no key, no cost
 # make test   what every change has to pass: lint, types, import rules, tests
+# make test-processes  the tests that start, signal and kill processes of agac for long: CI runs them after `make test`
 # make test-services   the tests that start a server, a browser, a cluster or the like: CI runs them after the others
 # make lowest the tests with the lowest versions of packages that pyproject.toml allows
 # make package   the wheel and the source archive into dist/, each installed and tried
@@ -16,7 +17,7 @@ PARALLEL ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-services lint types imports unit pyright actions lowest package soak coverage test-all bench docs clean
+.PHONY: help demo test test-processes test-services lint types imports unit pyright actions lowest package soak coverage test-all bench docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -65,7 +66,11 @@ imports: $(VENV)/.installed-dev ## Imports go down
 
 unit: $(VENV)/.installed-dev ## Tests
 	+@echo "pytest ..."
-	+@$(BIN)/pytest -n $(PARALLEL) --dist worksteal -m "not services"
+	+@$(BIN)/pytest -n $(PARALLEL) --dist worksteal -m "not services and not processes"
+
+test-processes: $(VENV)/.installed-dev ## Tests that start, signal and kill processes of agac for long
+	@echo "pytest, processes ..."
+	@$(BIN)/pytest -n $(PARALLEL) --dist worksteal -m "processes and not services"
 
 test-services: $(VENV)/.installed-dev ## Tests that start servers, browsers, clusters and programs of npm
 	@echo "pytest, services ..."

@@ -4,12 +4,14 @@ import threading
 
 import pytest
 from scripted_server import Step, answering
-from support.processes import kill_at, killed, wait_until
+from support.processes import kill_at, killed, processes, wait_until
 from support.project import ProjectFolder
 from support.server import Faulty, Server
 
 import agac
 from agac.core.errors import ExitCode
+
+pytestmark = processes
 
 ONE = {"name": "one", "prompt": "Say ${text}", "max_tokens": 100}
 TWO = {"name": "two", "prompt": "Again ${text}: ${one}", "max_tokens": 100}

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 from support.made import assert_all_sound, errors, made, outcomes, settled, values
+from support.processes import processes
 from support.project import ProjectFolder
 from support.server import Server
 
 import agac
 from agac.engine.walk import groups
+
+pytestmark = processes
 
 ECHO = {"model": "local/echo"}
 PATH = "data/rows.jsonl"

@@ -120,7 +120,8 @@ def test_ci_may_read_only_pins_its_actions_and_makes_what_the_makefile_has() -> 
     assert all(re.search(r"@[0-9a-f]{40}  # v\d", line) for line in text.split("\n") if "uses:" in line)
     assert "secrets." not in text
     made = {*jobs["check"]["strategy"]["matrix"]["target"], *re.findall(r"run: make ([a-z-]+)", text)}
-    checks = {"lint", "types", "imports", "pyright", "actions", "docs", "package", "unit", "test-services", "lowest"}
+    tests = {"unit", "test-processes", "test-services", "lowest"}
+    checks = {"lint", "types", "imports", "pyright", "actions", "docs", "package", *tests}
     assert made == checks
     assert made <= targets
     pythons = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d", one)]

@@ -16,6 +16,7 @@ from support.processes import (
     interrupt,
     killed,
     listening,
+    processes,
     quiet_account,
     row_count,
     stopped,
@@ -30,6 +31,8 @@ from agac.core.errors import LeaseHeld
 from agac.store.db import open_for_reading
 from agac.store.lease import this_process
 from agac.store.runs import run_record
+
+pytestmark = processes
 
 WIDE = 8
 FIRST = 20

@@ -4,8 +4,10 @@ import csv
 from typing import Any
 
 import pytest
-from support.processes import killed, wait_until
+from support.processes import killed, processes, wait_until
 from support.project import ProjectFolder
+
+pytestmark = processes
 
 ECHO = {"model": "local/echo"}
 ROWS = [{"id": f"r-{n}", "name": f" Item {n} ", "price": str(n * 10), "secret": "x"} for n in range(1, 6)]

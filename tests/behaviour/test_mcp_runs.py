@@ -8,10 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support.processes import processes
 from support.project import ProjectFolder
 
 import agac
 from agac import testing
+
+pytestmark = processes
 
 SCRIPT = Path(__file__).parents[1] / "support" / "mcp_server.py"
 

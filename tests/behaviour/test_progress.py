@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from support.processes import wait_until
+from support.processes import processes, wait_until
 from support.project import ProjectFolder
 from support.server import Server, simulator
 from support.terminals import HIDE, SHOW, frames, on_pty
+
+pytestmark = processes
 
 PLAIN_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 RUN = ("run", "-a", "reviews", "--concurrency", "4")

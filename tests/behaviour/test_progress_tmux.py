@@ -7,9 +7,12 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from support.processes import processes
 from support.project import ProjectFolder
 from support.server import simulator
 from support.terminals import agac_line, in_tmux
+
+pytestmark = processes
 
 RUN = agac_line("run", "-a", "reviews", "--concurrency", "4")
 LINE = r"^classify .*\d+/2,000 "

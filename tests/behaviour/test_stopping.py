@@ -13,10 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import Process, ended, go_on_command, interrupt, listening, quiet_account, row_count, wait_until
+from support.processes import (
+    Process,
+    ended,
+    go_on_command,
+    interrupt,
+    listening,
+    processes,
+    quiet_account,
+    row_count,
+    wait_until,
+)
 from support.project import ProjectFolder, clean_environment
 from support.server import Faulty, Server, simulator
 from support.soak import SOAK
+
+pytestmark = processes
 
 WIDE = 8
 """The concurrency of these runs."""

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from support.processes import PATIENCE, quiet_account
+from support.processes import PATIENCE, processes, quiet_account
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server, simulator
 from support.soak import campaign
@@ -20,6 +20,8 @@ from agac.core.errors import AgacError
 from agac.engine.workers import pool, ray
 from agac.engine.workers.pool import CallItem, FunctionItem
 from agac.engine.workers.work import unpacked_replies
+
+pytestmark = processes
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
+from support.processes import processes
 from support.project import ProjectFolder, to_its_end
 from support.shipped import ROOT
 
@@ -19,6 +20,8 @@ import agac
 from agac.api import workflow_tests
 from agac.core import keys
 from agac.testing import simulator
+
+pytestmark = processes
 
 KEY = "sk-live-0123456789abcdef"
 ROWS = [{"id": "r-1", "text": "a good tent"}, {"id": "r-2", "text": "a bad lamp"}]

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from support.commands import template
+from support.processes import processes
 from support.soak import only_in_soak
 
 from agac.cli.commands import COMMANDS
+
+pytestmark = processes
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "bench" / "run.py"

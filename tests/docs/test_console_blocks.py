@@ -16,7 +16,10 @@ from consoles import file_of, has_commands, matches, refreshed, steps
 from pages import DIRECTIVES, ROOT, Block, blocks, pages
 from pictures import pictures, words_of
 from support.commands import template
+from support.processes import processes
 from support.server import simulator
+
+pytestmark = processes
 
 NOT_FORKED = ROOT / "docs/guide/getting-started.md"
 """The `agac` of this page is the one that pip installed."""

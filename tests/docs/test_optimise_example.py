@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from pages import ROOT
 from support.commands import clean_environment, start_forked
-from support.processes import killed, wait_until
+from support.processes import killed, processes, wait_until
 from support.project import python
 from support.server import Server, simulator
+
+pytestmark = processes
 
 SOURCE = ROOT / "docs/examples"
 

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 from pages import ROOT
 from support.commands import clean_environment, template
-from support.processes import wait_until
+from support.processes import processes, wait_until
 from support.project import ProjectFolder
 from support.server import Faulty, Server
 from support.soak import only_in_soak
+
+pytestmark = processes
 
 FILES = ROOT / "docs/examples/orchestrators"
 INSTALLED = str(Path(sys.executable).with_name("agac"))

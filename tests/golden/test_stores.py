@@ -6,12 +6,15 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from support.processes import processes
 from support.server import Server
 from support.soak import few
 
 from agac.store.writer import open_database
 from golden.stores import Stored
 from golden.test_pins import differences, without_added
+
+pytestmark = processes
 
 
 @pytest.mark.parametrize(("name", "how"), few([("batched", "retrieve"), ("batched", "run"), ("killed", "run")], 2))

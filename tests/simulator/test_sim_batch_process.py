@@ -14,11 +14,14 @@ import aiohttp
 import openai
 import pytest
 from support.batchclient import BatchClient, as_jsonl, question, rows, statuses
+from support.processes import processes
 from support.server import started
 
 from agac.simulator.app import Simulator
 from agac.simulator.batch_store import BatchStore
 from agac.simulator.settings import Settings, SimulatorError
+
+pytestmark = processes
 
 
 @asynccontextmanager

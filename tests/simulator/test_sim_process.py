@@ -11,6 +11,7 @@ import urllib.error
 from pathlib import Path
 
 import pytest
+from support.processes import processes
 from support.project import ProjectFolder
 from support.server import Server, started, told
 
@@ -19,6 +20,8 @@ from agac.core.keys import SIMULATOR_KEY
 from agac.simulator import server
 from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
+
+pytestmark = processes
 
 COMMAND = [sys.executable, "-m", "agac.simulator"]
 

@@ -11,12 +11,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
+
 from support.commands import KILLER, Forked
 from support.project import ProjectFolder, Ran
 from support.server import Server
 
 PATIENCE = 90.0
 """Seconds after which a test gives up waiting. No test expects anything to take nearly so long."""
+
+processes = pytest.mark.processes
+"""Marks tests that start, signal or kill processes of agac one after the other, for seconds: `make test` leaves them to
+`make test-processes`, which CI runs after it."""
 
 Process = subprocess.Popen[bytes] | Forked
 

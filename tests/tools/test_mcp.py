@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import wait_until
+from support.processes import processes, wait_until
 
 from agac.core.errors import UsageError
 from agac.spec.mcp_lock import lock_file, lock_text
@@ -22,6 +22,8 @@ from agac.spec.tools import McpServer, ToolRules
 from agac.tools import mcp
 from agac.tools.mcp import McpServers, listed_servers
 from agac.tools.tool_functions import ToolFailed, ToolLost
+
+pytestmark = processes
 
 SCRIPT = str(Path(__file__).parents[1] / "support" / "mcp_server.py")
 ROW, OTHER = b"1" * 16, b"2" * 16

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import wait_until
+from support.processes import processes, wait_until
 
 from agac.core.errors import ErrorType, RowError
 from agac.tools.processes import open_function
+
+pytestmark = processes
 
 DYING = """\
 import os, signal
