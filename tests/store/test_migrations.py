@@ -142,13 +142,17 @@ def test_an_older_database_is_migrated_by_a_writing_command_alone_and_not_under_
 async def test_a_ready_store_is_what_the_migrations_make_but_for_its_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What tests take for a new store."""
+    """What tests take for a new store, in which no migration runs."""
+
+    def refuse(connection: sqlite3.Connection) -> None:
+        pytest.fail("a migration ran in a store that was ready")
+
     paths = [tmp_path / name for name in ("made.db", "copied.db", "another.db")]
     await opened(paths[0])
+    ready_stores.made()
     monkeypatch.setattr(ready_stores, "REAL", False)
+    monkeypatch.setattr(writer, "migrate", refuse)
     for path in paths[1:]:
-        ready_stores.place(path)
-        assert path.exists()
         await opened(path)
     texts = []
     for path in paths:

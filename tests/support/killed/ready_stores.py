@@ -6,21 +6,18 @@ room, they do run, and so they do in the tests of the migrations (`REAL`).
 
 import os
 import sqlite3
-from contextlib import AbstractAsyncContextManager, closing, suppress
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
+from agac.core import state_files
 from agac.store import db, writer
 
-NEW = "?mode=rwc"
-"""How the address ends of a database that is made where there is none."""
 REAL = False
 """Whether all migrations run in each new store."""
 
-_connected = db.connected
+_make_file = writer.make_file
 _migrations = db.migrations = cache(db.migrations)
 db.split_script = cache(db.split_script)
 
@@ -39,9 +36,12 @@ def made() -> tuple[bytes, bytes]:
 def place(path: Path) -> None:
     """Puts a new store there, whole or not at all; nothing where there is one, or where the disk refuses."""
     store, token = made()
+    mode = state_files.file_mode(path)
     with suppress(OSError):
-        file = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o644)
+        file = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, mode & 0o666)
         try:
+            if mode != 0o666:
+                os.fchmod(file, mode)
             if os.write(file, store.replace(token, os.urandom(16).hex().encode())) == len(store):
                 os.link(
                     f"/proc/self/fd/{file}", path, src_dir_fd=file
@@ -50,13 +50,11 @@ def place(path: Path) -> None:
             os.close(file)
 
 
-def connected(uri: str) -> AbstractAsyncContextManager[db.Connection]:
-    """`db.connected`, to a store that is ready where it would be a new one."""
-    if uri.endswith(NEW) and not REAL and db.migrations is _migrations and hasattr(os, "O_TMPFILE"):
-        path = Path(url2pathname(urlsplit(uri).path))
-        if not path.exists():
-            place(path)
-    return _connected(uri)
+def make_file(path: Path) -> None:
+    """`state_files.make_file`, which makes a store that is ready where it would make an empty file."""
+    if not REAL and db.migrations is _migrations and hasattr(os, "O_TMPFILE") and not path.exists():
+        place(path)
+    _make_file(path)
 
 
-db.connected = connected
+writer.make_file = make_file
