@@ -123,18 +123,24 @@ def fits(value: Any, hint: Any) -> bool:
 
     The items of an iterable, such as rows, are not looked at. A hint that means nothing at run
     time fits every value."""
-    origin = get_origin(hint)
-    arguments = get_args(hint)
+    origin, arguments, is_checkable = _parts_of(hint)
     if origin in _UNIONS:
         return any(fits(value, member) for member in arguments)
     if origin is Annotated:
         return fits(value, arguments[0])
     if origin is Literal:
         return any(type(value) is type(choice) and value == choice for choice in arguments)
-    kind = origin or hint
-    if not _is_checkable(kind):
+    if not is_checkable:
         return True
+    kind = origin or hint
     return _is_instance(value, kind) and _items_fit(value, kind, arguments)
+
+
+@cache
+def _parts_of(hint: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """Takes a hint apart: its origin, its arguments, and if `isinstance` can test for it."""
+    origin = get_origin(hint)
+    return origin, get_args(hint), _is_checkable(origin or hint)
 
 
 def _is_checkable(kind: Any) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -33,7 +34,7 @@ def build_providers(
     """Returns all providers by name: the shipped rows with the rows of agac.yml over them.
     `locate` points Problems at lines. A variable that is not set is no Problem here: it is in the
     row's `missing_variables`, for the code that uses the row."""
-    providers = {name: _filled(row, env) for name, row in SHIPPED.items()}
+    providers = {name: _shipped(name, env) for name in SHIPPED}
     problems: list[Problem] = []
     for name, spec in specs.items():
         troubles = list(_troubles(name, spec))
@@ -44,6 +45,27 @@ def build_providers(
         if not troubles:
             providers[name] = _overlay(name, spec, env)
     return providers, problems
+
+
+def _shipped(name: str, env: Mapping[str, str]) -> Provider:
+    """Returns a shipped row with what the environment says."""
+    if any(env.get(variable) for variable in _variables_of(name)):
+        return _filled(SHIPPED[name], env)
+    return _without_variables(name)
+
+
+@cache
+def _variables_of(name: str) -> frozenset[str]:
+    """Returns the variables that a shipped row takes from the environment."""
+    row = SHIPPED[name]
+    key = {row.key_variable} if row.key_variable else set()
+    return frozenset({*_VARIABLE.findall(row.base_url), *key})
+
+
+@cache
+def _without_variables(name: str) -> Provider:
+    """Returns a shipped row in an environment without any of its variables."""
+    return _filled(SHIPPED[name], {})
 
 
 Trouble = tuple[tuple[str, ...], str]
