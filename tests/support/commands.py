@@ -161,7 +161,9 @@ class ForkedPython:
 
     @property
     def executable(self) -> str:
-        return str(template().python)
+        started = template()
+        os.environ["AGAC_TEST_FORKS"] = started.socket  # a command that ran in this process took it away again
+        return str(started.python)
 
 
 def run_forked(
