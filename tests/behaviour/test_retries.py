@@ -306,7 +306,7 @@ def test_one_stages_refusal_holds_the_other_stage_on_that_model(
     project: ProjectFolder, faulty: Faulty, kind: dict[str, Any]
 ) -> None:
     project.asks(faulty([{**kind, "match": "Say I love number 3", "first": 1, "retry_after": 0.7}]))
-    project.workflow(rows=12, stages=two_stages())
+    project.workflow(rows=6, stages=two_stages())
     assert project.run(concurrency=2).exit_code == 0
     ((refused,),) = project.query("SELECT started_at + duration FROM attempt WHERE status IN (429, 503)")
     assert not [at for at in starts(project) if refused + 0.1 < at < refused + 0.69]
