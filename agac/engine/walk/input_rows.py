@@ -25,6 +25,7 @@ from agac.engine.decide.duplicates import (
 from agac.engine.decide.unfinished import ENDED, is_finished, is_resumed
 from agac.engine.invocation import InvocationRef
 from agac.engine.output.output_folder import read_summary
+from agac.engine.summary import WrittenSummary
 from agac.engine.walk.effects import ActiveRow
 from agac.plan.plan import Plan, Selection
 from agac.plan.stage import CHOOSING_ROWS
@@ -63,8 +64,8 @@ class RowMatcher:
     async def match(
         self, chunk: list[NewRow], last: set[int]
     ) -> list[tuple[NewRow, StoredRow | None]]:
-        """Decides for each row which occurrence of its id it is, perhaps that it has another id or
-        an end; and gives the stored row that it is. Under `last`, rows at the positions `last`
+        """Decides for each row which occurrence of its id it is, or that it has another id or has
+        ended; and finds the stored row that it is. Under `last`, rows at the positions `last`
         stay."""
         met, free = await self._known(chunk)
         matched = []
@@ -89,9 +90,9 @@ class RowMatcher:
     async def _known(
         self, chunk: list[NewRow]
     ) -> tuple[dict[RowId, tuple[int, int]], dict[tuple[RowId, int], StoredRow]]:
-        """How often and where first this pass met the chunk's ids; and their stored rows that it
-        did not meet yet, by id and occurrence. An id that comes often is not read as a whole each
-        time."""
+        """Finds how often and where first this pass met the chunk's ids; and their stored rows
+        that it did not meet yet, by id and occurrence. Not all rows of an id that comes often are
+        read each time."""
         wanted = Counter(new.row.id for new in chunk)
         met = {row_id: self._often[row_id] for row_id in wanted if row_id in self._often}
         unknown = [row_id for row_id in wanted if row_id not in met]
@@ -115,14 +116,14 @@ class RowMatcher:
         return met, free
 
     def _is_placed(self, old: StoredRow) -> bool:
-        """Whether this pass met the row already."""
+        """True if this pass met the row already."""
         assert self.moved_from is not None
         return old.ordinal is not None and (
             old.ordinal < self.moved_from or old.seen == self._event
         )
 
     def _placed(self, stored: dict[RowId, list[StoredRow]]) -> dict[RowId, list[int]]:
-        """Where this pass met these ids, as far as it did."""
+        """Finds the positions at which this pass met these ids."""
         found = {
             row_id: [old.ordinal or 0 for old in same if self._is_placed(old)]
             for row_id, same in stored.items()
@@ -130,7 +131,8 @@ class RowMatcher:
         return {row_id: placed for row_id, placed in found.items() if placed}
 
     def _judge(self, new: NewRow, repetition: int, first: int, *, stays: bool) -> None:
-        """What becomes of a row whose id was met before, or (under `last`) will be met again."""
+        """Decides what becomes of a row whose id was met before, or (under `last`) will be met
+        again."""
         new.occurrence = occurrence_of(self._policy, repetition, comes_again=not stays)
         new.state = state_of_repetition(self._policy, new.state, new.occurrence)
         if new.occurrence and new.state is State.FAILED:
@@ -148,8 +150,8 @@ class RowMatcher:
     async def _renamed(
         self, new: NewRow, last: int, met: dict[RowId, tuple[int, int]]
     ) -> tuple[StoredRow | None, int]:
-        """Gives a repeated row the first free id of `id#2`, `id#3`, … after the one that was given
-        `last`; with what is stored under that, and its number."""
+        """Gives a repeated row the first free id of `id#2`, `id#3`, … after the number `last`.
+        Returns the row that is stored under that id, and its number."""
         row_id = new.row.id
         while True:
             numbers = range(last + 1, last + 1 + PROBES)
@@ -177,6 +179,9 @@ class RowMatcher:
 # A pass may be killed anywhere: rows that moved may then share a position with rows not met yet.
 # The next pass finds more rows than positions there, goes the second way, and puts it right.
 
+BEYOND_INPUTS = 1 << 62
+"""A position beyond those of every input."""
+
 CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 4_000_000
 """A chunk ends at either: rows are read ahead by one chunk, so this bounds what reading holds in
@@ -184,8 +189,8 @@ memory."""
 
 
 class InputRows:
-    """One pass over the input. What it no longer holds leaves as soon as its end is read, while
-    rows are at work."""
+    """One pass over the input. Rows that are no longer in it are removed as soon as its end is
+    read, while others are at work."""
 
     def __init__(self, context: InvocationContext) -> None:
         self._context = context
@@ -201,7 +206,7 @@ class InputRows:
         self._stored_last = 0
 
     async def active_rows(self) -> AsyncGenerator[list[ActiveRow], None]:
-        """The rows that need work, some hundred at a time, each stored before it is given out."""
+        """Gives the rows that need work, some hundred at a time, each stored before."""
         await write(self._db, "run_reading", None, self._run)
         if self._numbered:
             self._stored_last = await store.last_number(self._db, self._run)
@@ -245,12 +250,10 @@ class InputRows:
                     yield active_rows
 
     async def _finish(self) -> None:
-        """Lets go of the rows that the input no longer holds. Their results stay for reuse."""
-        # where none moved, a position beyond every input
-        if self._matcher.moved_from is None:
-            moved = 1 << 62
-        else:
-            moved = self._matcher.moved_from
+        """Removes the rows that are no longer in the input. Their results stay for reuse."""
+        moved = self._matcher.moved_from
+        if moved is None:
+            moved = BEYOND_INPUTS
         while leaving := await store.leaving_rows(
             self._db, self._run, self._last, moved, self._event, CHUNK_ROWS
         ):
@@ -263,8 +266,9 @@ class InputRows:
             await self._ledger.durable()
 
     async def _place(self, chunk: list[NewRow], first: int, last: set[int]) -> list[ActiveRow]:
-        """`first` is the position after the last chunk's: a sample leaves positions out, where
-        rows may have stood. At the positions `last` an id comes for the last time."""
+        """Stores the rows of a chunk, or finds them in the store. Returns those to be worked on.
+        `first` is the position after the last chunk: a sample leaves positions out, at which rows
+        may have been. At the positions `last` an id comes for the last time."""
         if self._matcher.moved_from is None:
             if self._numbered and first > self._stored_last:
                 return [active for new in chunk for active in self._insert(new)]
@@ -273,7 +277,7 @@ class InputRows:
                 return await self._compare(list(zip(chunk, stored, strict=True)))
             self._matcher.moved_from = first
         inserted: list[ActiveRow] = []
-        found: list[tuple[NewRow, StoredRow]] = []
+        pairs: list[tuple[NewRow, StoredRow]] = []
         for new, old in await self._matcher.match(chunk, last):
             if old is None:
                 inserted += self._insert(new)
@@ -281,12 +285,12 @@ class InputRows:
             self._ledger.batch.rows.places.append((new.row.ordinal, old.key))
             if old.ordinal is None:  # it comes back
                 self._ledger.batch.tally(PRESENT).tasks += 1
-            found.append((new, old))
-        return [*inserted, *await self._reopen(found)]
+            pairs.append((new, old))
+        return [*inserted, *await self._reopen(pairs)]
 
     def _is_as_stored(self, chunk: list[NewRow], stored: list[StoredRow], last: set[int]) -> bool:
-        """Whether the store holds just these ids at just these positions, so that repetitions are
-        what they were."""
+        """True if the store has exactly these ids at exactly these positions, so that repetitions
+        are what they were."""
         if len(chunk) != len(stored):
             return False
         for new, old in zip(chunk, stored, strict=True):
@@ -301,7 +305,8 @@ class InputRows:
         return True
 
     async def _compare(self, pairs: list[tuple[NewRow, StoredRow]]) -> list[ActiveRow]:
-        """Rows at their places: what is done and unchanged is passed over."""
+        """Compares rows with the stored ones at their positions. Returns those to be worked on:
+        what is done and unchanged is left."""
         open_pairs = []
         aged = await self._aged(pairs)
         for new, old in pairs:
@@ -318,14 +323,15 @@ class InputRows:
         return await self._reopen(open_pairs)
 
     async def _aged(self, pairs: list[tuple[NewRow, StoredRow]]) -> set[int]:
-        """Which done rows have a result that is too old for its stage (`max_age`), and of which
+        """Finds the rows that have a result too old for its stage (`max_age`), or about which
         people decided."""
         done = [old.key for _, old in pairs if old.state in store.WALKED]
         aged = await store.aged_rows(self._db, done, self._context.row_facts.cutoffs)
         return aged | await self._context.decided_rows([old.key for _, old in pairs])
 
     async def _reopen(self, pairs: list[tuple[NewRow, StoredRow]]) -> list[ActiveRow]:
-        """Stored rows that changed, failed or never came to their end."""
+        """Opens stored rows that changed, failed or never came to their end. Returns those to be
+        worked on."""
         if not pairs:
             return []
         context = self._context
@@ -367,20 +373,19 @@ class InputRows:
     def _left_as_it_is(
         self, new: NewRow, old: StoredRow, tasks: Mapping[int, store.PriorTask]
     ) -> bool:
-        """Whether an unchanged row is not tried again: done, unusable as before, or refused often
-        enough."""
+        """True if an unchanged row is not tried again: it is done, unusable as before, or was
+        refused often enough."""
         if new.state is not State.PENDING:
             message = new.row.error.message if new.row.error else None
             return new.state == old.state and message == old.error_message
         if old.state in ENDED:
             return True
-        return (
-            old.state == State.FAILED
-            and old.error_stage is not None
-            and self._context.leaves_failed(old, tasks)
-        )
+        if old.state != State.FAILED or old.error_stage is None:
+            return False
+        return self._context.leaves_failed(old, tasks)
 
     def _insert(self, new: NewRow) -> list[ActiveRow]:
+        """Stores a new row. Returns it, if it is to be worked on."""
         self._ledger.batch.rows.inserts.append(new)
         self._ledger.batch.tally(PRESENT).tasks += 1
         self._count(new)
@@ -403,7 +408,7 @@ class InputRows:
 
 
 def read_chunk(rows: Iterator[Row]) -> list[NewRow]:
-    """The next rows, with their snapshots. Runs in a thread: reading a file may block."""
+    """Reads the next rows, with their snapshots. Runs in a thread: reading a file may block."""
     chunk: list[NewRow] = []
     characters = 0
     for row in rows:
@@ -418,7 +423,7 @@ def read_chunk(rows: Iterator[Row]) -> list[NewRow]:
 
 
 def read_ids(rows: Iterator[Row]) -> list[RowId]:
-    """The ids of the next rows. Runs in a thread, as `read_chunk` does."""
+    """Reads the ids of the next rows. Runs in a thread, as `read_chunk` does."""
     return [row.id for row in islice(rows, CHUNK_ROWS)]
 
 
@@ -432,21 +437,23 @@ async def count_ids(rows: Iterator[Row], scratch: Scratch) -> None:
 # Rows of the input and the results that an output folder shows: how many of them left.
 
 CLOCK_GRAIN = 2.0
-"""Seconds by which the time of a file may be behind the clock: the coarsest file systems count in
-such steps."""
+"""Seconds by which the time of a file may be behind the clock: the step of the coarsest file
+systems."""
 
 
 class LeftRows(NamedTuple):
-    """Of the `rows` that have a result in an output folder so many as `left` the input. `empty`:
-    it has no rows."""
+    """How many rows with a result in an output folder left the input."""
 
     rows: int
+    """The rows that have a result there."""
     left: int
+    """Those of them that are no longer in the input."""
     empty: bool = False
+    """True if the input has no rows."""
 
     @property
     def most_left(self) -> bool:
-        """Whether more than half of them left."""
+        """True if more than half of them left."""
         return 2 * self.left > self.rows
 
 
@@ -454,49 +461,50 @@ async def left_rows(
     database: Database | None, plan: Plan, rows: Callable[[], Iterator[Row]], folder: Path
 ) -> LeftRows | None:
     """Compares the input with the results in the run's output folder, or with those that were kept
-    before most of their rows left; exact where more than half of them left, else no more of the
-    input is read than shows that half of them is there. None where there is nothing to compare:
+    before most of their rows left. It is exact if more than half of them left; otherwise no more of
+    the input is read than shows that half of them is there. None if there is nothing to compare:
     the run is a selection, there are no results, another store or workflow wrote them, or the
     input was not touched since they were made."""
     results = folder / "results.jsonl"
     if plan.selection.partial or not results.is_file():
         return None
     kept = read_summary(folder, f"summary.{PREVIOUS}.json")
-    told = read_summary(folder)
-    full = results.stat().st_size > 0
-    if not (full or kept):
+    current = read_summary(folder)
+    has_results = results.stat().st_size > 0
+    if not has_results and not kept:
         return None
-    if (
-        database is not None
-        and told
-        and not kept
-        and await _is_untouched(database, plan, told.run, results)
-    ):
+    if not kept and await _is_untouched(database, plan, current, results):
         return None
     reading = rows()
     ids = await asyncio.to_thread(read_ids, reading)
-    if full and not ids:
-        held = told.rows_with_result if told is not None else 0
-        return LeftRows(held, held, empty=True)
-    shown = kept or told
+    if has_results and not ids:
+        count = current.rows_with_result if current is not None else 0
+        return LeftRows(count, count, empty=True)
+    shown = kept or current
+    if database is None or shown is None or not await _is_of_store(database, plan, shown):
+        return None
     there = 0
-    if database is None or shown is None or shown.workflow != plan.workflow:
-        return None
-    if shown.store is not None and shown.store.id != await project_token(database):
-        return None
-    if await read_run(database, shown.run) is None:
-        return None
     while ids and 2 * there < shown.rows_with_result:
-        # ids of the store are not those of the input
-        suffixed = plan.input.on_duplicate_id == "suffix"
-        there += len(ids) if suffixed else await store.rows_with_results(database, shown.run, ids)
+        if plan.input.on_duplicate_id == "suffix":
+            there += len(ids)  # ids of the store are not those of the input
+        else:
+            there += await store.rows_with_results(database, shown.run, ids)
         ids = await asyncio.to_thread(read_ids, reading)
     return LeftRows(shown.rows_with_result, max(0, shown.rows_with_result - there))
 
 
+async def _is_of_store(database: Database, plan: Plan, shown: WrittenSummary) -> bool:
+    """True if a run of this workflow and this store wrote the results of a summary."""
+    if shown.workflow != plan.workflow:
+        return False
+    if shown.store is not None and shown.store.id != await project_token(database):
+        return False
+    return await read_run(database, shown.run) is not None
+
+
 async def moved_rows(database: Database, plan: Plan, rows: Callable[[], Iterator[Row]]) -> str:
-    """How many rows of the input came, changed and left since the workflow's last run read the
-    same selection."""
+    """Says how many rows of the input came, changed and left since the workflow's last run read
+    the same selection."""
     last = await last_invocation(database, plan.workflow)
     record = await read_run(database, last.run) if last else None
     if record is None or Selection(**record.selection) != plan.selection or not record.read_at:
@@ -517,28 +525,28 @@ async def moved_rows(database: Database, plan: Plan, rows: Callable[[], Iterator
     return ""
 
 
-async def _is_untouched(database: Database, plan: Plan, run: int, results: Path) -> bool:
-    """Whether the input is a file that nobody touched since the run read it, and wrote `results`
-    of what it held."""
-    source = plan.input
-    record = await read_run(database, run)
-    # a copy may be older than what took its place for a while
-    if any(one.what == "input" for one in plan.remote):
+async def _is_untouched(
+    database: Database | None, plan: Plan, shown: WrittenSummary | None, results: Path
+) -> bool:
+    """True if the input is a file that was not touched since the run of this summary read it and
+    wrote `results`."""
+    if database is None or shown is None:
         return False
-    if (
-        record is None
-        or record.read_at is None
-        or source.statement is not None
-        or not source.path.is_file()
-    ):
+    source = plan.input
+    # a copy may be older than what took its place for a while
+    if any(content.what == "input" for content in plan.remote):
+        return False
+    if source.statement is not None or not source.path.is_file():
+        return False
+    record = await read_run(database, shown.run)
+    if record is None or record.read_at is None:
+        return False
+    before = (await definition_of(database, shown.run))["input"]
+    if before["path"] != source.shown:
+        return False
+    if any(before.get(key) != getattr(source, key) for key in CHOOSING_ROWS):
         return False
     # it may have been read for another folder meanwhile
     since = min(record.read_at, results.stat().st_mtime)
     stat = source.path.stat()
-    before = (await definition_of(database, run))["input"]
-    same = all(before.get(key) == getattr(source, key) for key in CHOOSING_ROWS)
-    return bool(
-        same
-        and before["path"] == source.shown
-        and max(stat.st_mtime, stat.st_ctime) < since - CLOCK_GRAIN
-    )
+    return max(stat.st_mtime, stat.st_ctime) < since - CLOCK_GRAIN
