@@ -21,18 +21,21 @@ from agac.store.records import Call
 from agac.store.runs import Count
 
 # A run stops before a cap, never after it. A reservation that does not fit waits for corrections of
-# others; when nothing that is under way could make room for it, the run stops at its limit.
+# others; if no call in flight could make room for it, the run stops at its limit.
 
 
 class Amount(NamedTuple):
-    """Dollars, tokens (of requests and replies together) and calls."""
+    """An amount of what budgets limit."""
 
     usd: float = 0.0
+    """Dollars."""
     tokens: int = 0
+    """Tokens of requests and replies together."""
     calls: int = 0
+    """Calls."""
 
     def plus(self, other: Amount, sign: int = 1) -> Amount:
-        """The sum, or with `sign` -1 the difference."""
+        """Returns the sum, or with `sign` -1 the difference."""
         return Amount(
             self.usd + sign * other.usd,
             self.tokens + sign * other.tokens,
@@ -44,7 +47,7 @@ NOTHING = Amount()
 
 
 class BlockedByBatches(Exception):
-    """A call does not fit beside open batches: there may be room once they are ingested."""
+    """A call does not fit next to open batches: there may be room once they are ingested."""
 
 
 class RowBudgetExceeded(Exception):
@@ -53,74 +56,81 @@ class RowBudgetExceeded(Exception):
 
 @dataclass(slots=True)
 class BudgetBalance:
-    """A budget under its name, what of it is spent, and what is set aside for calls under way.
-    `unconfirmed` is the part of `spent` that may not be spent: calls that left no answer may have
-    been billed. `unpriced` calls of them were lost before the cost of any call was known: the
-    first known cost counts for them too. `stage`: the one that it bounds, None for the run's.
-    `batches`: how many of the `reservations` are those of batches, for which nothing waits.
-    `lent`: what this process may spend of a budget that it shares with others, None: all of it."""
+    """A budget, with what is spent of it and reserved."""
 
     name: str
+    """Its name in messages."""
     budget: Budget
+    """Its caps."""
     stage: str | None = None
+    """The stage that it limits; None: the run."""
     spent: Amount = NOTHING
+    """What is spent."""
     unconfirmed: Amount = NOTHING
+    """The part of `spent` that may not be spent: calls that left no answer may have been billed."""
     unpriced: int = 0
+    """Calls that were lost before the cost of any call was known. The first known cost counts for
+    them too."""
     reserved: Amount = NOTHING
+    """What is reserved for calls in flight and batches."""
     reservations: int = 0
+    """How many reservations there are."""
     batches: int = 0
+    """How many of them are those of batches, for which no call waits."""
     lent: Budget | None = None
+    """What this process may spend of a budget that it shares with others; None: all of it."""
 
     @property
     def used(self) -> Amount:
-        """What is spent, and set aside."""
+        """The amount that is spent or reserved."""
         return self.spent.plus(self.reserved)
 
     def holds_for(self, stage: str) -> bool:
-        """Whether calls of the stage count: its parts and what escalates spend together."""
+        """True if calls of the stage count. Its parts and the stages that it escalates to share
+        its budget."""
         return self.stage is None or stage_of(stage) == self.stage
 
     def would_exceed(self, worst: Amount) -> bool:
-        """Whether so much more does not fit, beside what is set aside."""
+        """True if spent + reserved + `worst` exceeds the budget."""
         usd, tokens, calls = self.spent.plus(self.reserved).plus(worst)
         cap = self.budget if self.lent is None else self.lent
-        if (cap.usd is not None and usd > cap.usd) or (
-            cap.tokens is not None and tokens > cap.tokens
-        ):
+        if cap.usd is not None and usd > cap.usd:
+            return True
+        if cap.tokens is not None and tokens > cap.tokens:
             return True
         return cap.calls is not None and calls > cap.calls
 
     def reserve(self, worst: Amount) -> None:
-        """Sets an amount aside."""
+        """Reserves an amount."""
         self.reserved = self.reserved.plus(worst)
         self.reservations = self.reservations + 1
 
     def settle(self, worst: Amount, real: Amount, unconfirmed: Amount = NOTHING) -> None:
-        """Replaces what was set aside by what it came to; `unconfirmed` is the unknown part of
-        it."""
+        """Replaces the reservation of `worst` by the `real` amount, of which `unconfirmed` is not
+        known for sure."""
         self.reservations -= 1
-        # nothing is set aside any more: rounding leaves no crumbs that would keep a waiter waiting
         if self.reservations:
             self.reserved = self.reserved.plus(worst, -1)
         else:
-            self.reserved = Amount()
+            # exactly nothing: what rounding leaves would keep a waiter waiting
+            self.reserved = NOTHING
         self.spent = self.spent.plus(real)
         if unconfirmed is not NOTHING:
             self.unconfirmed = self.unconfirmed.plus(unconfirmed)
         if self.unpriced and (real.usd or real.tokens):
             lost = Amount(real.usd * self.unpriced, real.tokens * self.unpriced)
-            self.spent, self.unconfirmed, self.unpriced = (
-                self.spent.plus(lost),
-                self.unconfirmed.plus(lost),
-                0,
-            )
+            self.spent = self.spent.plus(lost)
+            self.unconfirmed = self.unconfirmed.plus(lost)
+            self.unpriced = 0
 
 
 class Reservation(NamedTuple):
-    """What is set aside for one call, and where."""
+    """The amount that is reserved for one call."""
 
     worst: Amount
+    """The most that the call can cost."""
     balances: tuple[BudgetBalance, ...]
+    """The budgets in which it is reserved."""
 
 
 class Lender(Protocol):
@@ -141,13 +151,13 @@ class Lender(Protocol):
 
 
 class BudgetLimiter:
-    """All budgets of an invocation: `balances` of the run and of stages, and `row`, what each row
-    may spend. At a limit `reached` is the budget that ended the run, `missed` the worst case that
-    did not fit into it."""
+    """All budgets of an invocation. At a limit `reached` is the budget that ended the run, `missed`
+    the worst case that did not fit into it."""
 
     def __init__(
         self, stop_signal: StopSignal, balances: Iterable[BudgetBalance], row: Budget | None
     ) -> None:
+        """`balances` are the budgets of the run and of stages, `row` is that of each row."""
         self._stop_signal = stop_signal
         self.balances = tuple(balances)
         self._row = row
@@ -162,16 +172,16 @@ class BudgetLimiter:
         stop_signal.when_stopped(self._changed.set)
 
     def row_balance(self) -> BudgetBalance | None:
-        """What one row may spend, for a row that begins."""
+        """Makes the balance of a row that begins."""
         if self._row is None:
             return None
         return BudgetBalance("row", self._row)
 
     async def reserve(self, stage: str, row: BudgetBalance | None, worst: Amount) -> Reservation:
-        """Sets the worst case of a call aside in every budget that it belongs to, waiting until it
+        """Reserves the worst case of a call in every budget that it belongs to, waiting until it
         fits. A caller that waits here holds no slot of any lane, so that calls that can make room
-        continue. Raises RowBudgetExceeded, BlockedByBatches when only open batches can make room,
-        RunStopped also when it can never fit."""
+        continue. Raises RowBudgetExceeded, BlockedByBatches if only open batches can make room, and
+        RunStopped, also if it can never fit."""
         self._stop_signal.check()
         # a row makes one call at a time: nothing of it comes back
         if row is not None and row.would_exceed(worst):
@@ -191,38 +201,46 @@ class BudgetLimiter:
             async with self._turn:
                 while over := _over(balances, worst):
                     self._stop_signal.check()
-                    if self.lender is not None:
-                        urgent = any(one.reservations == one.batches for one in over)
-                        if await self.lender.lend(over, worst, urgent=urgent) or not _over(
-                            balances, worst
-                        ):
-                            continue
-                    hopeless = [one for one in over if not one.reservations]
-                    if any(0 < one.reservations == one.batches for one in over):
-                        self.missed = worst
-                        self.reached = over[0]
-                        raise BlockedByBatches
-                    if hopeless:
-                        self.reached = hopeless[0]
-                        self.missed = worst
-                        self.stop_at_limit("call")
-                        raise RunStopped
+                    if await self._lent(over, worst) or not _over(balances, worst):
+                        continue
+                    self._refuse_hopeless(over, worst)
                     self._changed.clear()
                     await self._changed.wait()
                 self._stop_signal.check()
         finally:
             self._waiting -= 1
 
+    async def _lent(self, over: Sequence[BudgetBalance], worst: Amount) -> bool:
+        """True if a lender made room in these budgets, into which `worst` does not fit."""
+        if self.lender is None:
+            return False
+        urgent = any(balance.reservations == balance.batches for balance in over)
+        return await self.lender.lend(over, worst, urgent=urgent)
+
+    def _refuse_hopeless(self, over: Sequence[BudgetBalance], worst: Amount) -> None:
+        """Raises BlockedByBatches if only batches can make room in one of these budgets, and
+        RunStopped if nothing can."""
+        if any(0 < balance.reservations == balance.batches for balance in over):
+            self.missed = worst
+            self.reached = over[0]
+            raise BlockedByBatches
+        for balance in over:
+            if not balance.reservations:
+                self.reached = balance
+                self.missed = worst
+                self.stop_at_limit("call")
+                raise RunStopped
+
     def settle(self, reservation: Reservation, real: Amount, unconfirmed: Amount = NOTHING) -> None:
-        """A call ended: what was set aside for it becomes what it cost, or may have cost
+        """Replaces the reservation of a call that ended by what it cost, or may have cost
         (`unconfirmed`)."""
         for balance in reservation.balances:
             balance.settle(reservation.worst, real, unconfirmed)
         self._changed.set()
 
     def correct(self, reservation: Reservation, real: Amount) -> None:
-        """It is known now what a call cost of which nothing was known, so that it counted at its
-        worst."""
+        """Counts what a call really cost that counted at its worst, since nothing was known of
+        it."""
         worst = reservation.worst._replace(calls=real.calls)
         for balance in reservation.balances:
             balance.spent = balance.spent.plus(real).plus(worst, -1)
@@ -230,9 +248,9 @@ class BudgetLimiter:
         self._changed.set()
 
     def has_room(self, stage: str, worst: Amount) -> bool:
-        """Whether the worst case of a task in a batch would fit; what does not is remembered, if
-        the run ends so. Nobody waits for it: it is enrolled once other batches have shown what
-        they really cost."""
+        """True if the worst case of a task in a batch would fit. If not, it is remembered in case
+        the run ends so. The task does not wait for room: it is enrolled once other batches have
+        shown what they really cost."""
         over = _over(self._balances_of(stage), worst)
         if over or self._waiting:
             self.missed = worst
@@ -240,19 +258,17 @@ class BudgetLimiter:
         return not (over or self._waiting)
 
     async def borrow(self, stage: str, worst: Amount) -> bool:
-        """The same, where a lender makes room."""
+        """True if the worst case of a task in a batch fits once a lender made room."""
         over = _over(self._balances_of(stage), worst)
-        if (
-            self.lender is None
-            or self._waiting
-            or (over and not await self.lender.lend(over, worst, urgent=False))
-        ):
+        if self.lender is None or self._waiting:
+            return False
+        if over and not await self.lender.lend(over, worst, urgent=False):
             return False
         return self.has_room(stage, worst)
 
     def load(self, batch: int, stage: str, worst: Amount) -> None:
-        """Sets an amount aside until a batch is ingested, whether it fits or not: an earlier
-        invocation may have."""
+        """Reserves an amount until a batch is ingested, even if it does not fit: an earlier
+        invocation may have submitted the batch."""
         reservation = self._batches.get(batch)
         if reservation is None:
             reservation = Reservation(NOTHING, self._balances_of(stage))
@@ -264,10 +280,11 @@ class BudgetLimiter:
         self._batches[batch] = reservation._replace(worst=reservation.worst.plus(worst))
 
     def _balances_of(self, stage: str) -> tuple[BudgetBalance, ...]:
+        """Returns the budgets in which calls of a stage count."""
         return tuple(balance for balance in self.balances if balance.holds_for(stage))
 
     def ingested(self, batch: int, real: Amount) -> None:
-        """A batch ended: what was set aside for it becomes what it cost."""
+        """Replaces the reservation of a batch that ended by what it cost."""
         reservation = self._batches.pop(batch, None)
         if reservation is not None:
             for balance in reservation.balances:
@@ -275,13 +292,13 @@ class BudgetLimiter:
             self.settle(reservation, real)
 
     def elsewhere(self, balance: BudgetBalance) -> Amount:
-        """What of a budget others than this process hold."""
+        """Returns what other processes hold of a budget."""
         if self.lender is not None:
             return self.lender.elsewhere(balance)[0]
         return NOTHING
 
     def stop_at_limit(self, what: str) -> None:
-        """Nothing is under way that could make room for what did not fit: a call, or a batch."""
+        """Stops the run, as nothing can make room for what did not fit: a call, or a batch."""
         name = self.reached.name if self.reached is not None else "budget"
         if self.lender is not None and self.reached is not None:
             others = self.lender.of_others(self.reached)
@@ -293,13 +310,13 @@ class BudgetLimiter:
 
 
 def _over(balances: Iterable[BudgetBalance], worst: Amount) -> list[BudgetBalance]:
-    """The budgets into which so much more does not fit."""
+    """Returns the budgets into which so much more does not fit."""
     return [balance for balance in balances if balance.would_exceed(worst)]
 
 
 def is_free(call: Call) -> bool:
-    """A refused call, or one that never left, costs nothing; a time-out may have, also that of a
-    gateway (504)."""
+    """True if a call costs nothing: it was refused, or never left. A time-out may have cost
+    something, even that of a gateway (504)."""
     return (
         call.cost is None
         and call.usage.input_tokens is None
@@ -309,8 +326,8 @@ def is_free(call: Call) -> bool:
 
 
 def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
-    """What a call that ended is counted as: its reported usage, the worst case for the rest; if
-    done at all."""
+    """Returns the amount that a call which ended counts as, and the part of it that is not known
+    for sure: its reported usage counts, and the worst case for what was not reported."""
     if is_free(call):
         return Amount(0.0, 0, 1), NOTHING
     unknown = call.cost is None or call.ambiguous  # of a session that was ended a part is known
@@ -329,10 +346,10 @@ def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
 def balances_of(
     plan: Plan, counts: Iterable[Count] = (), lost_calls: int = 0
 ) -> list[BudgetBalance]:
-    """The budgets of a plan's run and of its stages, which count over all invocations of a run,
-    each with what was spent of it before. `lost_calls`: calls of earlier invocations that may have
-    been billed and left nothing. Each of them counts at the mean cost of those that are known,
-    and, since nobody knows of which stage it was, in every budget that it may belong to."""
+    """Makes the budgets of a plan's run and of its stages, which count over all invocations of a
+    run, each with what was spent of it before. `lost_calls`: calls of earlier invocations that may
+    have been billed and left nothing. Each of them counts at the mean cost of known calls, and in
+    every budget that it may belong to, since its stage is unknown."""
     of_run = (
         ("budget of agac.yml", plan.rules.project),
         ("budget of the run", plan.rules.workflow),
@@ -349,7 +366,7 @@ def balances_of(
 def loaded(
     balances: list[BudgetBalance], counts: Iterable[Count], lost_calls: int
 ) -> list[BudgetBalance]:
-    """The same balances, with what was spent of them."""
+    """Adds what was spent of them to balances, and returns these."""
     calls = [count for count in counts if count.outcome == "call"]
     for balance in balances:
         _load(balance, [count for count in calls if balance.holds_for(count.stage)], lost_calls)
@@ -357,15 +374,16 @@ def loaded(
 
 
 def _load(balance: BudgetBalance, counts: Iterable[Count], lost_calls: int) -> None:
-    known = unconfirmed = priced = Amount()
-    for c in counts:
-        one = Amount(c.cost, c.input_tokens + c.output_tokens, c.tasks)
-        held = Amount(c.held_cost, c.held_tokens)
-        known = known.plus(one)
+    """Sets what was spent of a budget, by the counts of the calls that belong to it."""
+    known = unconfirmed = priced = NOTHING
+    for count in counts:
+        amount = Amount(count.cost, count.input_tokens + count.output_tokens, count.tasks)
+        held = Amount(count.held_cost, count.held_tokens)
+        known = known.plus(amount)
         unconfirmed = unconfirmed.plus(held)
-        # refused calls cost nothing and tell nothing
-        if c.cost or one.tokens or held.usd or held.tokens:
-            priced = priced.plus(one).plus(held)
+        # refused calls cost nothing, and say nothing about the cost of others
+        if count.cost or amount.tokens or held.usd or held.tokens:
+            priced = priced.plus(amount).plus(held)
     lost = Amount(0.0, 0, lost_calls)
     if priced.calls:
         share = lost_calls / priced.calls
@@ -376,8 +394,8 @@ def _load(balance: BudgetBalance, counts: Iterable[Count], lost_calls: int) -> N
 
 
 def facts(balances: Iterable[BudgetBalance]) -> list[dict[str, object]]:
-    """Budgets for summaries: what is spent of them, and `held` what may be, by calls that left no
-    answer."""
+    """Reports budgets for summaries: what is spent of them, and as `held` what calls without an
+    answer may have spent."""
     found = []
     for balance in balances:
         known = balance.spent.plus(balance.unconfirmed, -1)
@@ -391,18 +409,19 @@ def facts(balances: Iterable[BudgetBalance]) -> list[dict[str, object]]:
     return found
 
 
-# What one call costs at most: what a budget sets aside before it is sent.
+# The most that one call can cost: what a budget reserves before it is sent.
 
 
 class WorstCase:
-    """What a call to one model can cost at most, or a request in a `batch`, at the dearest hour of
-    the day. Made once a model; the price library is only asked for dollars, and once a day.
-    `session`: the call is an agent's session, of so many calls with so many tokens at most."""
+    """The most that a call to one model can cost, at the dearest hour of the day. It is made once
+    for each model. The price library is asked for dollars only, and once a day."""
 
     def __init__(
         self, model: PlannedModel, *, in_dollars: bool, batch: bool = False,
         session: tuple[int, int] | None = None, wall: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
+        """`batch`: for requests in batches. `session`: a call is an agent's session, of so many
+        calls with so many tokens at most."""
         self._model = model
         self._max_tokens = model.params.max_tokens or 0
         self._session = session
@@ -421,9 +440,9 @@ class WorstCase:
         self._price_steps()  # now, since to load the price library takes a third of a second
 
     def of(self, body: bytes) -> Amount:
-        """The worst case of sending `body`. Its bytes bound its tokens: byte-level tokenizers make
-        no more tokens than bytes, and the JSON around a message is longer than the few marks that
-        a chat template puts in its place. Nothing is taken as cached."""
+        """Returns the worst case of sending `body`. Its bytes bound its tokens: byte-level
+        tokenizers make no more tokens than bytes, and the JSON around a message is longer than the
+        few marks that a chat template puts in its place. Nothing is taken as cached."""
         calls, size = self._session or (1, len(body))
         usd = 0.0
         for start, given, made in self._price_steps():
@@ -432,7 +451,7 @@ class WorstCase:
         return Amount(usd, calls * (size + self._max_tokens), 1)
 
     def _price_steps(self) -> tuple[tuple[int, float, float], ...]:
-        """The highest prices of today; a run may take days."""
+        """Returns the highest prices of today; a run may take days."""
         now = self._wall()
         if self._day != now // DAY:
             self._day = int(now // DAY)
@@ -446,9 +465,9 @@ class WorstCase:
 
 
 def max_price_steps(prices: Iterable[Price]) -> tuple[tuple[int, float, float], ...]:
-    """For calls of up to so many input tokens: what a token costs at most, given and made, in $
-    per million. A call may turn out smaller than it could be, so a step that is cheaper does not
-    count."""
+    """Returns, for calls from so many input tokens on, the most that an input and an output token
+    can cost, in USD per million. A call may turn out smaller than it could be, so a step that is
+    cheaper does not count."""
     columns = sorted(
         (
             start,

@@ -1,5 +1,5 @@
-"""What all requests of a stage begin with: who warms a cache with it, and how much of it was found
-there."""
+"""The prefix that all requests of a stage share: which call warms a cache with it, and how much of
+it was found there."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from agac.plan.stage import PlannedModel, PlannedStage, agent_body, opening
 from agac.providers.backend import engine_counts
 
 FEW_ROWS = 3
-"""Rows from which a call that goes alone pays on an engine of one's own, which computes what is
-not in its cache for all of the others beside each other. Where a cache is paid for, it is twice as
-many as go at a time."""
+"""Rows from which it pays to send a first call alone to an engine of one's own: without it the
+engine computes the prefix for all of the others at the same time. Where a cache is paid for, it
+takes twice as many rows as calls go at a time."""
 
 KEY_CALLS = 12
-"""Calls a minute with one key of OpenAI's cache: of more, about 15, some go to machines without it
-(developers.openai.com/api/docs/guides/prompt-caching, read November 2026)."""
+"""Calls per minute with one key of OpenAI's cache. Of more, about 15, some go to machines without
+it (developers.openai.com/api/docs/guides/prompt-caching, read November 2026)."""
 
-PATIENCE = 20.0
-"""Seconds after which the prefix is taken to be in the cache although its first call, which is not
-streamed, still writes its answer."""
+WARM_AFTER_S = 20.0
+"""Seconds after which the prefix is assumed to be in the cache although the answer of its first
+call, which is not streamed, has not come yet."""
 
 
 class PrefixGate:
     """Lets the first call with a prefix go alone. With its first token the prefix is in the cache,
-    and all others go; one that fails makes way for the next. `first` is what those took that went
+    and all others go; if it fails, the next goes alone. `first` is the usage of the calls that went
     alone."""
 
     def __init__(self) -> None:
@@ -49,20 +49,20 @@ class PrefixGate:
         self._late: asyncio.TimerHandle | None = None
 
     async def enter(self) -> bool:
-        """Waits until it may go; whether it goes alone."""
+        """Waits until a call may go. True if it goes alone."""
         await self._alone.enter()
         if not self.warm:
-            self._late = asyncio.get_running_loop().call_later(PATIENCE, self.open)
+            self._late = asyncio.get_running_loop().call_later(WARM_AFTER_S, self.open)
         return not self.warm
 
     def open(self) -> None:
-        """The first token came."""
+        """Lets all calls go: the first token came."""
         if not self.warm:
             self.warm = True
             self._alone.leave(math.inf)
 
     def leave(self, answer: Reply | Fault | None) -> None:
-        """A call that went alone is over; `answer` is what it brought."""
+        """Ends a call that went alone; `answer` is what it brought."""
         if self._late is not None:
             self._late.cancel()
         if isinstance(answer, Reply):
@@ -73,14 +73,16 @@ class PrefixGate:
 
 @dataclass(slots=True)
 class Prefix:
-    """The prefix of a stage's requests to one model, named `mark`. `keys` of a cache have gates;
-    None: no wait."""
+    """The prefix of a stage's requests to one model."""
 
     mark: str
+    """Its name."""
     keys: list[tuple[SharedPrefix, PrefixGate | None]]
+    """Its keys in the cache, each with a gate; None: no call waits."""
 
     def of(self, request: Request) -> tuple[SharedPrefix, PrefixGate | None]:
-        """The key of a request: rows are spread over all, a conversation stays with its own."""
+        """Returns the key of a request, and its gate. Rows are spread over all keys; a
+        conversation keeps its key."""
         if len(self.keys) == 1:
             return self.keys[0]
         row = request.messages[self.keys[0][0].messages].text
@@ -88,51 +90,57 @@ class Prefix:
 
 
 def _least(stage: PlannedStage, model: PlannedModel) -> int | None:
-    """Tokens that all requests have to begin with to be kept in a cache; None: they are not to
-    be."""
-    is_same = stage.settings.warm_prefix and not any(
-        one.content.placeholders for one in stage.examples
-    )
-    is_same = is_same and stage.runtime is None
-    if is_same:
-        return model.provider.least_cached(model.model)
-    return None
+    """Returns the length in tokens from which a prefix is kept in a cache. None: the requests of
+    the stage share none, or it is not to be kept."""
+    if not stage.settings.warm_prefix or stage.runtime is not None:
+        return None
+    if any(example.content.placeholders for example in stage.examples):
+        return None
+    return model.provider.least_cached(model.model)
 
 
 def prefix_of(stage: PlannedStage, model: PlannedModel, work: Work) -> Prefix | None:
-    """The prefix that is worth asking a cache for; None: it is too short, or there is none."""
+    """Returns the prefix that is worth asking a cache for. None: it is too short, or there is
+    none."""
     least = _least(stage, model)
     if least is None:
         return None
     first = opening(stage, {})
     agent = agent_body(stage)
     cache = model.provider.cache
-    # of the same bytes too, and nothing marks its end
+    # an automatic cache keeps the same bytes too, and nothing marks the end of the prefix
     head = stage.prompt.pieces[0] if cache == "automatic" else ""
-    texts = [*(one.text for one in first), str(agent["tools"]) if agent else "", head]
+    texts = [*(message.text for message in first), str(agent["tools"]) if agent else "", head]
     if sum(map(len, texts)) < least * CHARACTERS_A_TOKEN:
         return None
-    limits = model.provider.limits
-    most = work.plan.concurrency
-    slots = min(limits.concurrency or most, stage.settings.concurrency or most)
-    rows = FEW_ROWS if model.provider.engine else 2 * slots
-    alone = slots > 1 and stage.settings.run_mode == "sync" and _has_rows(work, rows)
-    if not alone and slots > 1 and agent is None and cache == "anthropic":
+    slots = _slots(stage, model, work)
+    goes_alone = _goes_alone(stage, model, work, slots)
+    if not goes_alone and slots > 1 and agent is None and cache == "anthropic":
         return None  # all would pay for writing what none reads
     mark = prefix_mark(model.lane, first, agent, stage.schema)
-    if limits.rpm and cache == "openai":
-        shards = math.ceil(limits.rpm / KEY_CALLS)
-    else:
-        shards = 1
-    keys = (
-        SharedPrefix(len(first), f"agac:{mark}" + (f":{shard}" if shards > 1 else ""))
-        for shard in range(shards)
-    )
-    return Prefix(mark, [(key, PrefixGate() if alone else None) for key in keys])
+    shards = 1
+    if model.provider.limits.rpm and cache == "openai":
+        shards = math.ceil(model.provider.limits.rpm / KEY_CALLS)
+    names = [f"agac:{mark}" + (f":{shard}" if shards > 1 else "") for shard in range(shards)]
+    keys = [SharedPrefix(len(first), name) for name in names]
+    return Prefix(mark, [(key, PrefixGate() if goes_alone else None) for key in keys])
+
+
+def _slots(stage: PlannedStage, model: PlannedModel, work: Work) -> int:
+    """Returns how many calls of the stage go to the model at a time."""
+    most = work.plan.concurrency
+    return min(model.provider.limits.concurrency or most, stage.settings.concurrency or most)
+
+
+def _goes_alone(stage: PlannedStage, model: PlannedModel, work: Work, slots: int) -> bool:
+    """True if the first call with a prefix is to go alone, so that others find it in the cache."""
+    if slots <= 1 or stage.settings.run_mode != "sync":
+        return False
+    return _has_rows(work, FEW_ROWS if model.provider.engine else 2 * slots)
 
 
 def _has_rows(work: Work, least: int) -> bool:
-    """Whether an invocation has so many rows; those of the store are not counted."""
+    """True if an invocation has so many rows; those of the store are not counted."""
     if work.retry is None and work.batching.resume_run is None:
         with suppress(AgacError, OSError):  # the walk says what is wrong with them
             return sum(1 for _ in islice(work.reading.rows(), least)) >= least
@@ -140,14 +148,13 @@ def _has_rows(work: Work, least: int) -> bool:
 
 
 async def engine_tokens(work: Work) -> Mapping[str, tuple[float, float] | None]:
-    """What engines of the user's own count that a plan's models are asked at (`engine_counts`), by
-    address."""
-    asked = (
-        one.provider for stage in work.plan.asking for one in stage.models if one.provider.engine
-    )
-    rows = {one.base_url: one for one in asked}
+    """Reads what engines of the user's own count that a plan's models are asked at
+    (`engine_counts`), by address."""
+    models = [model for stage in work.plan.asking for model in stage.models]
+    engines = {model.provider.base_url: model.provider for model in models if model.provider.engine}
     return {
-        address: await engine_counts(row, work.env, work.redactor) for address, row in rows.items()
+        address: await engine_counts(provider, work.env, work.redactor)
+        for address, provider in engines.items()
     }
 
 
