@@ -111,16 +111,18 @@ def result_name(stages: Sequence[str]) -> str:
 
 
 class OutputRow(NamedTuple):
-    """A settled row on its way into tables and lines. `id` is the row's own; None where it lacks
-    one, or repeats another's. `cells` are in the order of the layout's columns; `record` is its
-    one value, None where it failed, and `failure` says why. `line` is the line of the text file
-    that it was, None where lines need not correspond."""
+    """A settled row as it is written into tables and lines."""
 
     id: RowId | None
+    """The row's own id; None if it has none, or repeats another's."""
     cells: list[JSONValue]
+    """Its cells in the order of the layout's columns."""
     record: JSONValue
+    """The row and its result as one value; None if it failed."""
     failure: str | None = None
+    """Why it failed."""
     line: int | None = None
+    """The line of the text file that it was; None if lines need not correspond."""
 
 
 def fields_of(value: JSONValue) -> Fields:

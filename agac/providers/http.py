@@ -40,17 +40,20 @@ from agac.spec.rules import Timeout
 
 
 class HttpReply(NamedTuple):
-    """An answer as it came, whatever its status; `duration` is the seconds from sending to its
-    last byte. Names in `headers` are found in any case of letters. A streamed answer's `body` is
-    what its events say when they are put together; `ttft` is the seconds from sending to its first
-    token, be it of thinking, `time_to_response` those to the first token of the answer itself."""
+    """An answer as it came, whatever its status."""
 
     status: int
+    """The HTTP status."""
     headers: Mapping[str, str]
+    """Its headers; upper and lower case of a name are the same."""
     body: bytes
+    """Its body. That of a streamed answer is put together from its events."""
     duration: float
+    """Seconds from sending to its last byte."""
     ttft: float | None = None
+    """Seconds from sending to the first token of a stream, even one of thinking."""
     time_to_response: float | None = None
+    """Seconds from sending to the first token of the answer itself, in a stream."""
 
 
 # Server-sent events. Format: html.spec.whatwg.org, section 9.2.6. Only `data` is read: its JSON

@@ -1,5 +1,5 @@
-"""What was asked and answered: rows with their tasks and attempts, and the invocations of a run,
-for those who look."""
+"""The history of rows, for reports: rows with their tasks and calls, and the invocations of a
+run."""
 
 from __future__ import annotations
 
@@ -19,40 +19,61 @@ from agac.store.runs import InvocationRecord
 
 
 class RunLine(NamedTuple):
-    """A run among others. `last_at`: when an invocation last began or ended; `partial`: of a
-    selection of rows."""
+    """A run among others."""
 
     id: int
+    """Its number."""
     workflow: str
+    """The name of its workflow."""
     definition_hash: bytes
+    """The hash of its definition."""
     fresh_since: float | None
+    """From when on results count, in seconds since 1970; None: all count."""
     last_at: Moment
+    """When an invocation of it last began or ended."""
     partial: bool
+    """True if it is of a selection of rows."""
 
 
 class TaskRecord(NamedTuple):
-    """What became of a task, with its result (`value`: JSON) and the endpoint that gave it, where
-    there is one. `note` says why the stage was passed over: JSON with `when` and `values`.
-    `sources` are the result's, JSON."""
+    """A task that ended, with its result and the endpoint that gave it, if it has one."""
 
     stage: int
+    """The position of its stage."""
     fingerprint: bytes | None
+    """Its fingerprint, if one was made."""
     outcome: str
+    """Its outcome."""
     error_type: str | None
+    """The type of its error."""
     error_message: str | None
+    """The message of its error."""
     failures: int
+    """How many of its answers failed."""
     settled_at: float
+    """When it ended, in seconds since 1970."""
     result_id: int | None
+    """The number of its result."""
     value: str | None
+    """The result, as JSON."""
     how: str | None
+    """How the result came about, as in `records.Result.how`."""
     created_at: float | None
+    """When the result was made, in seconds since 1970."""
     provider: str | None
+    """The provider that gave it."""
     base_url: str | None
+    """The provider's address."""
     model: str | None
+    """The model that gave it."""
     simulated: bool | None
+    """True if a simulator gave it."""
     note: str | None
+    """Why the stage was skipped: JSON with `when` and `values`."""
     replica: int = 0
+    """The number of the task's replica; 0 if it has none."""
     sources: str | None = None
+    """The sources of the result, as JSON."""
 
 
 class CalledRow(NamedTuple):
@@ -110,20 +131,26 @@ class Origin(NamedTuple):
     """The run and the row for which a result was asked."""
 
     run: int
+    """The number of the run."""
     row_id: RowId
+    """The id of the row."""
 
 
 class PastAttempts(NamedTuple):
-    """The calls of a stage with one request in one invocation. `at`: the last one, in seconds
-    since 1970; `answered`: one of them had a valid answer; `retry_from`: the invocation was a
-    retry that ran this stage again."""
+    """The calls of a stage with one request in one invocation."""
 
     stage: int
+    """The position of the stage."""
     fingerprint: bytes
+    """The fingerprint of the task."""
     at: float
+    """When the last of them was made, in seconds since 1970."""
     answered: bool
+    """True if one of them had a valid answer."""
     retry_from: str | None
+    """The stage from which the invocation ran the stages again, if it was such a retry."""
     replica: int = 0
+    """The number of the task's replica; 0 if it has none."""
 
 
 # row key, how many
@@ -165,22 +192,25 @@ stages made."""
 
 
 class Below(NamedTuple):
-    """What a stage made of a row: children, or parts of a group. `states`: how many are in each;
-    `ids`: the first."""
+    """The rows that a stage made of a row."""
 
     origin: int
+    """The position of the stage."""
     parts: bool
+    """True if they are parts of a group; else they are children."""
     states: dict[int, int]
+    """How many of them are in each state."""
     ids: list[RowId]
+    """The ids of the first ones."""
 
 
 async def rows_above(database: Database, row: StoredRow) -> list[StoredRow]:
-    """The row of which a row was made, and of which that was made, up to one of the input or a
-    group."""
-    found = [row]
-    while (parent := found[-1].parent_key) is not None:
-        found.append((await rows_of_keys(database, [parent]))[parent])
-    return found[1:]
+    """Reads the row of which a row was made, the one of which that was made, and so on up to a row
+    of the input or a group."""
+    rows = [row]
+    while (parent := rows[-1].parent_key) is not None:
+        rows.append((await rows_of_keys(database, [parent]))[parent])
+    return rows[1:]
 
 
 async def rows_below(database: Database, key: int, most: int) -> list[Below]:
@@ -207,7 +237,7 @@ async def origins(database: Database, results: Sequence[int]) -> dict[int, Origi
 
 
 def reply_bytes(stored: str | bytes | None) -> bytes | None:
-    """A raw reply as it came; None when none was kept."""
+    """Returns a raw reply as it came, or None if none was kept."""
     if stored is None:
         return None
     if isinstance(stored, str):
@@ -216,8 +246,8 @@ def reply_bytes(stored: str | bytes | None) -> bytes | None:
 
 
 def reply_text(stored: str | bytes | None) -> str | None:
-    """A raw reply as text; bytes that are no UTF-8 are shown as escapes. None when none was
-    kept."""
+    """Returns a raw reply as text, or None if none was kept. Bytes that are no UTF-8 are shown as
+    escapes."""
     raw = reply_bytes(stored)
     if raw is None:
         return None
@@ -278,10 +308,10 @@ RowPair = tuple[RowId, int | None, int | None]
 async def paired_rows(
     database: Database, first: int, second: int, field: str | None
 ) -> AsyncGenerator[list[RowPair]]:
-    """The rows of two runs in the order of their ids, or of the text in a `field` of theirs, those
-    that stages made too, as they are at one moment, some hundred at a time. Of several that are
-    called alike the first is beside the first. What left the input, or was left out since it
-    repeats an id, is not among them."""
+    """Reads the rows of two runs in pairs, some hundred at a time, as they are at one moment, in
+    the order of their ids, or of the text in one of their fields; derived rows too. Of several rows
+    with the same name the first of one run is paired with the first of the other. Rows that left
+    the input, or were left out since they repeat an id, are not among them."""
     values = {"first": first, "second": second, "field": field}
     with translated(database.path):
         cursor = await database.reader.at_once(

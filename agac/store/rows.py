@@ -1,5 +1,5 @@
-"""Rows and their tasks as the store has them: of the input, and of those that stages made; read in
-ranges and by id."""
+"""Reads rows and their tasks from the store: rows of the input and rows that stages made, in ranges
+and by id."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ T = TypeVar("T")
 
 
 class State(IntEnum):
-    """Where a row of a run stands. PENDING → DONE | FAILED; changed or tried again: PENDING once
-    more."""
+    """The state of a row in a run. A row that changed or is tried again is PENDING again."""
 
     PENDING = 0
+    """It is open."""
     DONE = 1
+    """It has a result."""
     FAILED = 2
-    DROPPED = 3  # left out on purpose: a repeated id under `on_duplicate_id: first` or `last`
-    FILTERED = 4  # a guard made it leave
-    SKIPPED = 5  # it went through, but its guards left it without a result
-    GONE = 6  # a row that a stage made, and no longer makes
+    """It failed."""
+    DROPPED = 3
+    """It was left out: its id is repeated, under `on_duplicate_id: first` or `last`."""
+    FILTERED = 4
+    """A guard made it leave."""
+    SKIPPED = 5
+    """It went through, but its guards left it without a result."""
+    GONE = 6
+    """A stage made it, and no longer makes it."""
 
 
 OUTCOME_OF: dict[int, Outcome] = {
@@ -36,14 +42,14 @@ OUTCOME_OF: dict[int, Outcome] = {
     State.FILTERED: Outcome.DROPPED,
     State.SKIPPED: Outcome.SKIPPED,
 }
-"""Under which outcome rows are counted that reached their end."""
+"""The outcome under which rows that ended are counted."""
 
 WALKED = frozenset({State.DONE, State.FILTERED, State.SKIPPED})
-"""Ends that a row comes to by going through its stages without a failure."""
+"""States of rows that went through their stages without a failure."""
 
 EXPORT_RANGE = 512
-"""Rows an export reads at once: no long snapshot, so that the write-ahead log can be emptied
-meanwhile."""
+"""Rows that an export reads at once: a long snapshot would keep the write-ahead log from being
+emptied."""
 
 
 async def _pages(
@@ -66,59 +72,82 @@ async def _pages(
 
 
 class StoredRow(NamedTuple):
-    """A row as it was stored. `error_stage` is None for an error of the input itself, `ordinal`
-    once it left the input and of rows that stages made, `seen` is the invocation that last placed,
-    made or opened it. From `data`, its snapshot, JSON, on: only as far as the statement reads it.
-    `chosen`: by a retry. Of one that a stage made `origin` is the position of the stage,
-    `parent_key` the row of which it was made (None: it is a group), and `place` is from 0 among
-    the children of that; below 0 of a part of a group."""
+    """A row as it was stored. The fields from `data` on have values only if the statement reads
+    them."""
 
     key: int
+    """Its key."""
     id: RowId
+    """Its id."""
     occurrence: int
+    """Which of the rows with the same id it is, from 0."""
     ordinal: int | None
+    """Its position in the input. None: it left the input, or a stage made it."""
     hash: bytes
+    """The hash of its data."""
     state: int
+    """Its state."""
     error_type: str | None
+    """The type of its error."""
     error_message: str | None
+    """The message of its error."""
     error_stage: str | None
+    """The stage at which it failed; None for an error of the input itself."""
     seen: int
+    """The invocation that last placed, made or opened it."""
     result_id: int | None
+    """The number of its result."""
     data: str = ""
+    """Its data as JSON."""
     origin: int | None = None
+    """The position of the stage that made it; None for a row of the input."""
     parent_key: int | None = None
+    """The key of the row of which it was made; None for a group."""
     place: int | None = None
+    """Its place among the children of its parent, from 0; below 0 for a part of a group."""
     parent_state: int | None = None
+    """The state of its parent."""
     chosen: int = 1
+    """1 if a retry chose it, else 0."""
 
 
 class PriorTask(NamedTuple):
-    """What became of a task earlier in this run. `agreement`: how many of its replicas agreed, as
-    `2/3`."""
+    """A task that ended earlier in this run."""
 
     row_key: int
+    """The key of its row."""
     stage: int
+    """The position of its stage."""
     fingerprint: bytes | None
+    """Its fingerprint, if one was made."""
     outcome: Outcome
+    """Its outcome."""
     result_id: int | None
+    """The number of its result."""
     error: RowError | None
+    """Why it failed."""
     failures: int
+    """How many of its answers failed."""
     agreement: str | None = None
+    """How many of its replicas agreed, as `2/3`."""
 
 
 class StageResult(NamedTuple):
-    """What a stage gave for a row: JSON, None where it keeps nothing or failed; `skipped`: its
-    guard said no."""
+    """The result of a stage for a row."""
 
     value: str | None
+    """The result as JSON; None if the stage keeps nothing or failed."""
     skipped: bool
+    """True if the stage's guard did not let the row in."""
 
 
 class EarlierResult(NamedTuple):
-    """A result in the store; `value` is its JSON text."""
+    """A result in the store."""
 
     id: int
+    """Its number."""
     value: str
+    """The result as JSON."""
 
 
 class StoredTurn(NamedTuple):
@@ -145,7 +174,7 @@ class StoredCall(NamedTuple):
 
 
 class RecordedCall(NamedTuple):
-    """A call of a tool that was made, and what the model was told."""
+    """A call of a tool that was made, with the result that the model got."""
 
     name: str
     arguments: str
@@ -331,41 +360,55 @@ def _chosen(run: int, choice: RowChoice) -> dict[str, Any]:
 
 
 class MadeCount(NamedTuple):
-    """How many rows of one maker stand in one way."""
+    """How many rows that one stage made are in one state."""
 
     origin: int
+    """The position of the stage."""
     state: int
+    """The state."""
     rows: int
+    """How many rows."""
 
 
 class GroupSize(NamedTuple):
-    """What a group is made of: `rows` and `tokens` of those that did not fail."""
+    """The size of a group."""
 
     rows: int
+    """Its members that did not fail."""
     tokens: int
+    """The tokens of these."""
     failed: int
+    """Its members that failed."""
 
 
 class MemberRow(NamedTuple):
-    """A member of a group; `sort` is 64 bits, signed, `maker` the position of the stage that made
-    it, -1: it is the input's. `text` is what stands in a call for a row of another shard, "" for
-    one that failed."""
+    """A member of a group."""
 
     sort: int
+    """Its position among the members: 64 bits, signed."""
     key: int
+    """Its key."""
     size: int
+    """Its tokens."""
     id: RowId
+    """Its id."""
     maker: int
+    """The position of the stage that made it; -1 for a row of the input."""
     text: str | None
+    """For a row of another shard its text in the group's call, "" if it failed."""
 
 
 class OpenPart(NamedTuple):
     """A part of a large group that is to be asked."""
 
     key: int
+    """Its key."""
     id: str
+    """Its id."""
     data: str
+    """Its members as JSON."""
     group: int
+    """The key of the group."""
 
 
 class DedupeRow(NamedTuple):

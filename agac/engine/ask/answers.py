@@ -1,4 +1,4 @@
-"""Tasks and their answers: what is asked, what comes of it, and who brings it."""
+"""Tasks and their answers, and the sources that bring them."""
 
 from __future__ import annotations
 
@@ -18,62 +18,80 @@ from agac.store.records import Result
 
 
 class Answer(NamedTuple):
-    """A task's result, with its value parsed."""
+    """A task's result, with its value."""
 
     result: Result
+    """The result as it is stored."""
     value: object
+    """Its value; UNPARSED if it was not read yet (see `value_of`)."""
 
 
 class LocalCall(NamedTuple):
     """A call of a function that is ready to be looked up or made."""
 
     fingerprint: bytes
+    """The fingerprint of the task."""
     given: FunctionInput
+    """The function's input."""
 
 
 class ReviewTask(NamedTuple):
-    """An answer that comes to a review, by its key: what a person sees of it, JSON, and the
-    `answer` alone. `why` it is asked about, None: it passes. `sure`: from 0 to 1."""
+    """An answer that comes to a review."""
 
     fingerprint: bytes
+    """The key of the review."""
     seen: str
+    """What reviewers see of it, as JSON."""
     answer: JSONValue
+    """The answer alone."""
     why: dict[str, JSONValue] | None
+    """Why people are asked about it; None: it passes."""
     blind: bool
+    """True if reviewers do not see the answer."""
     sure: float
+    """How confident the answer is, from 0 to 1."""
     view: RowView
+    """What the stage sees of the row."""
 
 
 class RowRejected(NamedTuple):
-    """A result was rejected, and its row leaves; `note` says who said so, JSON."""
+    """A result was rejected, and its row leaves."""
 
     note: str
+    """Who rejected it, as JSON."""
 
 
 class Parked(Enum):
-    """The end of a task without an answer now: its row stays open, for it may not be asked, or it
-    waits."""
+    """Why a task has no answer yet; its row stays open."""
 
     PARKED = "parked"
+    """It may not be asked in this invocation."""
     ENROLLED = "enrolled"
+    """It is in a batch, or waits for an equal one that is."""
     REVIEW = "review"
+    """It waits for people."""
 
 
 TaskReply = Answer | RowError | Parked | RowRejected
-"""What becomes of a task: its answer, the error with which it fails, or why it has none now."""
+"""The end of a task for now: its answer, the error with which it fails, or why it has neither."""
 
 
 @dataclass(slots=True)
 class TaskRequest:
-    """A task of a row, or (`replica`, from 1) one of several for its answer. `is_new`: this
-    invocation had to ask."""
+    """A task of a row, or one of its replicas."""
 
     row: ActiveRow
+    """The row."""
     stage: AnyStage
+    """The stage."""
     task: Prepared | LocalCall | ReviewTask
+    """The task."""
     fingerprint: bytes
+    """Its fingerprint, or that of the replica."""
     replica: int = 0
+    """The number of the replica, from 1; 0 if the task has none."""
     is_new: bool = False
+    """True once this invocation had to ask for the answer."""
 
 
 class AnswerSource(Protocol):
@@ -86,11 +104,11 @@ class AnswerSource(Protocol):
 
 
 def value_of(answer: Answer) -> JSONValue:
-    """The value of an answer, which may not have been read yet."""
+    """Returns the value of an answer, and reads it if it was not read yet."""
     if answer.value is UNPARSED:
         return json.loads(answer.result.value)
     return answer.value
 
 
 UNPARSED: Any = object()
-"""Stands for a value that was not parsed yet."""
+"""The value of an answer that was not read yet."""

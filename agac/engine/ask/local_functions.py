@@ -23,8 +23,8 @@ _log = logging.getLogger("agac.run")
 
 
 class FunctionAnswers:
-    """Answers tasks of `python:` stages by calls of their functions. An exception of a function is
-    the failure of its row, with its traceback."""
+    """Answers tasks of `python:` stages by calling their functions. If a function raises, its row
+    fails with the traceback."""
 
     def __init__(self, work: Work, calls: Mapping[int, Call], under_way: OpenCalls | None) -> None:
         """`calls`: the functions, by the positions of their stages; `under_way` notes which calls
@@ -53,6 +53,7 @@ class FunctionAnswers:
 
 
 def _list_refused(stage: AnyStage, name: str) -> RowError:
+    """Returns the error of a function that gave a list of rows where it may not."""
     remedy = "after explode let it give one row, or None"
     if stage.group is not None:
         remedy = "of a group let it give one dict, with the list in a field"
@@ -61,8 +62,7 @@ def _list_refused(stage: AnyStage, name: str) -> RowError:
 
 
 def noted(under_way: OpenCalls | None, stage: AnyStage, what: str) -> AbstractContextManager[None]:
-    """Notes, while something of a stage runs in this process, what it is: a crash may come of
-    it."""
+    """Notes what a stage runs in this process, while it runs: it may crash the process."""
     assert isinstance(stage.operation, Python)
     if under_way is None or stage.operation.processes is not None:
         return nullcontext()
@@ -73,8 +73,8 @@ def noted(under_way: OpenCalls | None, stage: AnyStage, what: str) -> AbstractCo
 async def open_functions(
     work: Work, elsewhere: Callable[..., Awaitable[Any]] | None
 ) -> AsyncIterator[FunctionAnswers]:
-    """Opens a plan's functions, which are imported here alone in the engine, or called
-    `elsewhere`. Raises UsageError if one cannot be had."""
+    """Opens a plan's functions: imports them, which the engine does nowhere else, or calls them
+    `elsewhere`. Raises UsageError if one cannot be opened."""
     calls: dict[int, Call] = {}
     local = [(one, one.operation) for one in work.plan.stages if isinstance(one, LocalStage)]
     called = [(stage, does) for stage, does in local if isinstance(does, Python)]

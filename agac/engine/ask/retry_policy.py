@@ -1,6 +1,6 @@
-"""What is done about a fault: a pure function of the fault and the attempt; and the deadline of a
-row. The engine owns every retry; the SDKs' and the sender's are off. Delays come from tenacity's
-wait strategies."""
+"""Decides what follows a fault: a pure function of the fault and the attempt; and the deadline of a
+row. The engine makes every retry; those of SDKs and of the sender are off. Delays come from
+tenacity's wait strategies."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ MAX_RATE_LIMIT_RETRIES = 20
 """Tries after the first for a refusal by rate: nothing was billed, and the server says when to
 come back."""
 
-MAX_AMBIGUOUS = 2  # tries after the first when the provider may have done, and billed, the work
+MAX_AMBIGUOUS = 2
+"""Tries after the first if the provider may have done, and billed, the work."""
 
 MAX_RETRY_DELAY_S = 900.0
-"""Seconds. A run does not wait longer, since it would look as if it hung: it stops, and says when
-to run it again."""
+"""Seconds. A run does not wait longer, since it would seem to hang: it stops, and says when to run
+it again."""
 
 MAX_ROW_WAIT_S = 3600.0
-"""Seconds that one row waits in total between calls of one invocation; then its task fails; the
+"""Seconds that one row waits in total between calls of one invocation. Then its task fails, and the
 next run asks again."""
 
 _backoff = wait_exponential(multiplier=1, exp_base=2)  # of the first wait
 
 
 def backoff(attempt: int) -> float:
-    """Seconds after an attempt, counted from 1, until the next one where the first wait takes a
-    second."""
+    """Returns the seconds between an attempt (counted from 1) and the next, if the first wait
+    takes one second."""
     state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
     state.attempt_number = attempt
     return float(_backoff(state))
@@ -45,24 +46,25 @@ def backoff(attempt: int) -> float:
 def max_calls(
     repair: int, models: int, attempts: int = DEFAULT_RETRIES.attempts, turns: int = 1
 ) -> int:
-    """The hard cap on the calls of one task in one invocation: each of its models is asked, in so
-    many `turns`, and re-asked `repair` times, each sent in so many `attempts`, and again after
-    refusals by rate."""
+    """Returns the hard cap on the calls of one task in one invocation: models * (turns + repairs)
+    requests, each with its retries and rate-limit retries."""
     return models * (turns + repair) * (attempts + MAX_RATE_LIMIT_RETRIES)
 
 
 def max_billed_calls(repair: int, models: int) -> int:
-    """Calls of one task that may be billed in one invocation: answered ones, and ambiguous ones
-    before it gives up."""
+    """Returns how many calls of one task may be billed in one invocation: answered ones, and
+    ambiguous ones before it gives up."""
     return models * (1 + repair + 1 + MAX_AMBIGUOUS)
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """Ask once more after `delay` seconds; `lane`: everyone in the lane waits that long."""
+    """Ask once more."""
 
     delay: float
+    """After so many seconds."""
     lane: bool = False
+    """True if all calls of the lane wait that long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,42 +87,54 @@ def decide(
     has_alternative: bool = False,
     waited: float = 0.0,
 ) -> RetryAfter | FailTask | StopRun:
-    """What to do after `attempt` attempts (from 1) that ended in this kind of fault; `ambiguous`
-    of all may be billed. `jitter` in [0, 1) keeps calls that failed together from coming back
-    together; it is added, so that nobody comes back before the time a server asked for.
-    `has_alternative`: the next model can be asked, or a later command can go on, so that too long
-    a pause does not stop the run. `waited`: seconds that the row waited before."""
+    """Decides what to do after `attempt` attempts (from 1) that ended in this kind of fault;
+    `ambiguous` of all attempts may be billed.
+
+    `jitter` in [0, 1) keeps calls that failed together from coming back together; it is added, so
+    that none comes back before the time that a server asked for. `has_alternative`: the next model
+    can be asked, or a later command can continue, so that a pause that is too long does not stop
+    the run. `waited`: seconds that the row waited before."""
     match fault.kind:
         case FaultKind.FATAL:
             return StopRun()
         case FaultKind.TASK:
             return FailTask()
         case FaultKind.PAUSE | FaultKind.RETRY:
-            # which its pool bounds
-            many = fault.kind is FaultKind.PAUSE or fault.type is ErrorType.WORKER_LOST
-            most = MAX_RATE_LIMIT_RETRIES if many else rules.attempts - 1
-            most = most if fault.retries is None else min(most, fault.retries)
-            if attempt > most or ambiguous > MAX_AMBIGUOUS:
+            if attempt > _max_retries(fault, rules) or ambiguous > MAX_AMBIGUOUS:
                 return FailTask()
-            # what the server asked for, else an exponential back-off: 0.5, 1, 2, … 30 seconds
-            delay = fault.delay
-            # who says "in 0 seconds", or names a moment that has passed, says nothing
-            if not delay:
-                delay = min(rules.delay * backoff(attempt), rules.max_delay)
+            delay = _delay(fault, attempt, rules)
             if delay > MAX_RETRY_DELAY_S:  # all calls in the lane would get the same answer
                 if fault.kind is FaultKind.PAUSE and not has_alternative:
                     return StopRun()
                 return FailTask()
             if waited + delay > MAX_ROW_WAIT_S:
                 return FailTask()
-            return RetryAfter(
-                delay + jitter * min(delay, 5.0) * 0.25, lane=fault.kind is FaultKind.PAUSE
-            )
+            delay += jitter * min(delay, 5.0) * 0.25
+            return RetryAfter(delay, lane=fault.kind is FaultKind.PAUSE)
+
+
+def _max_retries(fault: Fault, rules: RetryRules) -> int:
+    """Returns how often a request is sent again after faults of this kind. Retries of calls that
+    were lost with a worker are bounded by the pool of workers."""
+    if fault.kind is FaultKind.PAUSE or fault.type is ErrorType.WORKER_LOST:
+        most = MAX_RATE_LIMIT_RETRIES
+    else:
+        most = rules.attempts - 1
+    return most if fault.retries is None else min(most, fault.retries)
+
+
+def _delay(fault: Fault, attempt: int, rules: RetryRules) -> float:
+    """Returns the seconds that the server asked for, else an exponential back-off: 0.5, 1, 2, … 30
+    seconds. A server that asks for 0 seconds, or names a moment that has passed, asks for
+    nothing."""
+    if fault.delay:
+        return fault.delay
+    return min(rules.delay * backoff(attempt), rules.max_delay)
 
 
 def with_end_of_pause(fault: Fault, now: float) -> Fault:
-    """A fault that stops the run, with the time at which the same command can go on, where the
-    server told it. `now` in seconds since 1970."""
+    """Adds to a fault that stops the run when the same command can continue, if the server said
+    so. `now` is in seconds since 1970."""
     if fault.delay is None or fault.delay <= MAX_RETRY_DELAY_S:
         return fault
     until = datetime.fromtimestamp(now + fault.delay).astimezone()
@@ -136,18 +150,18 @@ def with_end_of_pause(fault: Fault, now: float) -> Fault:
 # How long a row may take: `row_timeout`, counted from its first call.
 
 TIMER_SECONDS = 0.005
-"""By how much a timer of an event loop may be early at most: uvloop counts in milliseconds."""
+"""The most by which a timer of an event loop may be early: uvloop counts in milliseconds."""
 
 Waited = TypeVar("Waited")
 
 
 class RowDeadlineExceeded(Exception):
-    """A row's time is over, and no call of it is under way."""
+    """A row's time is over, and no call of it is in flight."""
 
 
 class RowDeadline:
-    """The time a row has for calls and waits. `seconds` None: no limit. `clock` is the loop's:
-    monotonic seconds."""
+    """The time that a row has for calls and waits. `seconds` None: no limit. `clock` is the
+    loop's: monotonic seconds."""
 
     __slots__ = ("_clock", "_ends_at", "_seconds")
 
@@ -157,8 +171,8 @@ class RowDeadline:
         self._ends_at: float | None = None
 
     def left(self) -> float | None:
-        """Seconds left for a call that is sent now; the first call starts the time. Raises
-        RowDeadlineExceeded."""
+        """Returns the seconds left for a call that is sent now; the first call starts the time.
+        Raises RowDeadlineExceeded."""
         if self._seconds is None:
             return None
         now = self._clock()
@@ -170,15 +184,15 @@ class RowDeadline:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left: a timer of the loop may end its wait a moment early."""
+        """True if no time is left: a timer of the loop may end its wait a moment early."""
         return not self.outlasts(TIMER_SECONDS)
 
     def outlasts(self, delay: float) -> bool:
-        """Whether anything is left after waiting so many seconds."""
+        """True if time is left after waiting so many seconds."""
         return self._ends_at is None or self._clock() + delay < self._ends_at
 
     async def wait(self, turn: Awaitable[Waited]) -> Waited:
-        """Waits for a turn, which takes as long as it takes before the row's first call. Raises
+        """Waits for a turn, for any time before the row's first call. Raises
         RowDeadlineExceeded."""
         if self._ends_at is None:
             return await turn
