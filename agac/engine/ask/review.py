@@ -1,6 +1,6 @@
-"""Stages at which people decide: what is asked of a row, and what a decision does to it. A row
-without a decision waits, as it does for a batch; the next run finds what was decided by the
-content of what was shown."""
+"""Stages at which people decide: what they are asked about a row, and what their decision does to
+it. A row without a decision waits, as it does for a batch; the next run finds the decision by the
+content that was shown."""
 
 from __future__ import annotations
 
@@ -34,21 +34,24 @@ from agac.store.writer import Ledger
 
 
 class Verdict(NamedTuple):
-    """What follows of the decisions about an answer: `how` it passes (`auto`, `approved`,
-    `manual`), with this `value`, JSON text; `rejected`; `redo`: it is to be given again; or
-    `waiting`."""
+    """What follows from the decisions about an answer."""
 
     how: str
+    """How it passes (`auto`, `approved`, `manual`); or `rejected`, `redo` (it is to be given again)
+    or `waiting`."""
     value: str = ""
+    """The answer that passes, as JSON."""
     by: StoredDecision | None = None
+    """The decision that counts."""
 
 
 Known = tuple[Sequence[StoredDecision], float | None]
-"""What was decided about an answer, and until when people are waited for, once they are."""
+"""The decisions about an answer, and the time (seconds since 1970) until which it waits for people,
+if it does."""
 
 
 class Reviewing:
-    """One stage of a workflow at which people decide, ready for many rows."""
+    """One stage of a workflow at which people decide, prepared for many rows."""
 
     def __init__(self, workflow: str, stage: AnyStage, stages: Sequence[AnyStage]) -> None:
         assert isinstance(stage, LocalStage)
@@ -58,19 +61,17 @@ class Reviewing:
         self.asks = stage.operation
         self._when: Evaluator | None = None
         if self.asks.when:
-            integers = integers_of({one.name: one.schema for one in stages}, self.asks.when.names)
+            schemas = {other.name: other.schema for other in stages}
+            integers = integers_of(schemas, self.asks.when.names)
             self._when = Evaluator(self.asks.when, stages=stage.ancestors, integers=integers)
-        by_name = {one.name: one for one in stages}
-        own = {
-            self.asks.edit,
-            *(later for later, first in stage.amended if first == self.asks.edit),
-        }
-        # who gave the answer, the last first
-        self.sources = [one for one in reversed(stage.ancestors) if one in own]
+        by_name = {other.name: other for other in stages}
+        amending = (later for later, first in stage.amended if first == self.asks.edit)
+        judged_names = {self.asks.edit, *amending}
+        # the stages that gave the answer, the last first
+        self.sources = [name for name in reversed(stage.ancestors) if name in judged_names]
         judged = by_name[self.asks.edit]
-        self.asked = [
-            one for name in self.sources if isinstance(one := by_name[name], PlannedStage)
-        ]
+        gave = [by_name[name] for name in self.sources]
+        self.asked = [source for source in gave if isinstance(source, PlannedStage)]
         self._checker: Checker | None
         if isinstance(judged, PlannedStage):
             self._checker = Checker(judged)
@@ -79,50 +80,59 @@ class Reviewing:
         self._all = not self._when and not self.asks.sample
 
     def is_skipped(self, view: RowView) -> bool:
-        """Whether there is no answer to be decided on."""
+        """True if there is no answer to be decided on."""
         return view.known(self.stage).get(self.asks.edit) is SKIPPED
 
     def task(self, view: RowView, row_id: RowId) -> ReviewTask:
-        """What is asked of a row. Raises GuardFailed."""
+        """Makes the task of a row: what people are asked about it, if they are. Raises
+        GuardFailed."""
         stage = self.stage
         asks = self.asks
         known = view.known(stage)
         data = view.data(stage)
         answer = plain(known[asks.edit])
         named: Mapping[str, Any] = {**data, **known}
-        shown = {".".join(way): plain(inside(named, way)) for way in asks.show} or data
+        shown = {".".join(path): plain(inside(named, path)) for path in asks.show} or data
+        redone = [
+            answer_before
+            for source in reversed(self.asked)
+            for answer_before in view.redone.get(source.name, ())
+        ]
+        why, values = self._why(view, row_id)
+        if redone:  # people who asked for another answer are shown it
+            why = {**(why or {"values": values}), REDO: redone}
+        return ReviewTask(
+            fingerprint=review_key(
+                self.workflow, stage.name, row_id, seen_hash(shown, answer, redone)
+            ),
+            seen=snapshot({"shown": shown, "answer": answer}),
+            answer=answer,
+            why=why,
+            blind=share_of("blind", stage.name, row_id) < asks.blind,
+            sure=_confidence(values),
+            view=view,
+        )
+
+    def _why(
+        self, view: RowView, row_id: RowId
+    ) -> tuple[dict[str, JSONValue] | None, dict[str, Any]]:
+        """Returns why people are asked about a row (None: they are not), and the values that the
+        condition looks at."""
+        asks = self.asks
         why: dict[str, JSONValue] | None = {} if self._all else None
         values: dict[str, Any] = {}
         if self._when is not None:
-            seen = view.guard_values(stage)
+            seen = view.guard_values(self.stage)
             values = self._when.values(seen)
             if self._when.test(seen):
                 why = {"when": asks.when.text if asks.when else "", "values": values}
-        if why is None and share_of("sample", stage.name, row_id) < asks.sample:
+        if why is None and share_of("sample", self.stage.name, row_id) < asks.sample:
             why = {"sample": asks.sample, "values": values}
-        redone = [
-            one for source in reversed(self.asked) for one in view.redone.get(source.name, ())
-        ]
-        if redone:  # who asked for another answer is shown it
-            why = {**(why or {"values": values}), REDO: redone}
-        numbers = (
-            one
-            for one in values.values()
-            if isinstance(one, int | float) and not isinstance(one, bool)
-        )
-        return ReviewTask(
-            review_key(self.workflow, stage.name, row_id, seen_hash(shown, answer, redone)),
-            snapshot({"shown": shown, "answer": answer}),
-            answer,
-            why,
-            share_of("blind", stage.name, row_id) < asks.blind,
-            float(next((one for one in numbers if 0 <= one <= 1), 1)),
-            view,
-        )
+        return why, values
 
     def verdict(self, task: ReviewTask, stood: Standing) -> Verdict:
-        """What follows. A value that its stage would not take any more as an answer is no
-        decision."""
+        """Returns what follows from the decisions. A value that its stage would no longer take as
+        an answer is no decision."""
         decided = stood.decision
         if decided is None:
             return Verdict("auto" if task.why is None else "waiting", snapshot(task.answer))
@@ -147,15 +157,18 @@ class Reviewing:
     def standing(
         self, task: ReviewTask, row_id: RowId, known: Known | None, *, since: float, now: float
     ) -> Standing:
-        """How an answer stands by decisions from `since` on, and by the time gone by: that one has
-        the number 0."""
-        (found, due), asks = known or ((), None), self.asks
+        """Returns the state of an answer by the decisions from `since` on. If its time is over,
+        that decides; such a decision has the number 0 until it is stored."""
+        decisions, due = known or ((), None)
+        asks = self.asks
         stood = store.standing(
-            found, task.answer, reviewers=asks.reviewers, agree=asks.agree, since=since
+            decisions, task.answer, reviewers=asks.reviewers, agree=asks.agree, since=since
         )
-        if stood.state == "decided" or asks.on_timeout == "wait" or due is None or due > now:
+        if stood.state == "decided" or asks.on_timeout == "wait":
             return stood
-        before = [one for one in counting(found, since) if one.source == TIMEOUT]
+        if due is None or due > now:
+            return stood
+        before = [decision for decision in counting(decisions, since) if decision.source == TIMEOUT]
         if before:
             counts = before[-1]
         else:
@@ -165,7 +178,7 @@ class Reviewing:
     def entry(
         self, task: ReviewTask, row_id: RowId, choice: str, at: float, source: str
     ) -> StoredDecision:
-        """What is noted in the place of a person's decision."""
+        """Makes the entry that is stored in the place of a person's decision."""
         return StoredDecision(
             task.fingerprint,
             0,
@@ -178,13 +191,15 @@ class Reviewing:
         )
 
     def rejection(self, verdict: Verdict) -> RowError | RowRejected | None:
-        """What becomes of a row whose answer was rejected; None: it goes on without it."""
+        """Returns what becomes of a row whose answer was rejected; None: it continues without
+        it."""
         by = verdict.by
         if by and by.reviewer:
-            who = f"rejected by {by.reviewer}"
+            said = f"rejected by {by.reviewer}"
         else:
-            who = "rejected: nobody decided in time"
-        said = f"{who}{f': {by.reason}' if by and by.reason else ''}"
+            said = "rejected: nobody decided in time"
+        if by and by.reason:
+            said += f": {by.reason}"
         if self.asks.on_reject == "fail":
             return RowError(ErrorType.REJECTED, f"stage {self.stage.name!r}: {said}")
         if self.asks.on_reject == "drop":
@@ -193,30 +208,38 @@ class Reviewing:
 
 
 def reviewings(plan: Plan) -> dict[int, Reviewing]:
-    """The stages of a plan at which people decide, by position."""
-    own = [
-        one
-        for one in plan.stages
-        if isinstance(one, LocalStage) and isinstance(one.operation, Review)
-    ]
-    return {stage.index: Reviewing(plan.workflow, stage, plan.stages) for stage in own}
+    """Prepares the stages of a plan at which people decide, by position."""
+    return {
+        stage.index: Reviewing(plan.workflow, stage, plan.stages)
+        for stage in plan.stages
+        if isinstance(stage, LocalStage) and isinstance(stage.operation, Review)
+    }
+
+
+def _confidence(values: Mapping[str, Any]) -> float:
+    """Returns the first number from 0 to 1 among the values that a condition looks at; 1 if there
+    is none."""
+    for value in values.values():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and 0 <= value <= 1:
+            return float(value)
+    return 1.0
 
 
 async def known_of(database: Database, keys: Sequence[bytes]) -> dict[bytes, Known]:
-    """What is known of these."""
-    found = await store.decisions_of(database, keys)
-    asked = await store.reviews_of(database, keys)
+    """Reads the decisions about answers, and until when they wait, by the keys of reviews."""
+    decisions = await store.decisions_of(database, keys)
+    reviews = await store.reviews_of(database, keys)
     return {
-        key: (found.get(key, ()), asked[key].due if key in asked else None)
-        for key in found.keys() | asked.keys()
+        key: (decisions.get(key, ()), reviews[key].due if key in reviews else None)
+        for key in decisions.keys() | reviews.keys()
     }
 
 
 class Reviews:
-    """Brings what people decided about the answers of an invocation, and settles it; what nobody
-    decided waits. Decisions made before `since`, in seconds since 1970, were discarded. Its
-    `look_ups` must be running. `redo`: rows were left open of which a stage is to be asked again,
-    with what `redos` say from then on."""
+    """Applies what people decided about the answers of an invocation, and settles it; undecided
+    answers wait. Its `look_ups` must be running. `redo`: rows were left open, a stage of which is
+    to be asked again."""
 
     def __init__(
         self,
@@ -227,6 +250,8 @@ class Reviews:
         since: float,
         redos: Fixes,
     ) -> None:
+        """Decisions made before `since`, in seconds since 1970, were discarded. `redos` are the
+        answers that are to be given again; more are added here."""
         self._own = reviewings(work.plan)
         self._since = since
         self._now = work.clocks.wall
@@ -250,28 +275,25 @@ class Reviews:
         stage = asked.stage
         task = asked.task
         assert isinstance(task, ReviewTask)
-        own = self._own[stage.index]
+        reviewing = self._own[stage.index]
         known = await self.look_ups.get(task.fingerprint)
-        row_id = row.new.row.id
-        batch = self._ledger.batch
         now = self._now()
-        since = self._since
-        source = next((judged.name for judged in own.asked if judged.name in row.judged), "")
+        row_id = row.new.row.id
+        source = next((judged.name for judged in reviewing.asked if judged.name in row.judged), "")
         redo_key = b""
         if source:
-            redo_key = review_key(own.workflow, source, row_id, row.judged[source][0], REDO)
-        decided = counting(known[0] if known else (), since)
-        if self._discards is not None and any(one.at < self._discards for one in decided):
-            batch.reviews.decisions.append(own.entry(task, row_id, DISCARD, self._discards, "api"))
-            since = self._discards
+            judged_print = row.judged[source][0]
+            redo_key = review_key(reviewing.workflow, source, row_id, judged_print, REDO)
+        since = self._discard(reviewing, asked, task, known)
+        batch = self._ledger.batch
         if redo_key in self._redos.discarded:
-            discarded = own.entry(task, row_id, DISCARD, self._discards or now, REDO)
+            discarded = reviewing.entry(task, row_id, DISCARD, self._discards or now, REDO)
             batch.reviews.decisions.append(discarded._replace(key=redo_key, stage=source))
-        stood = own.standing(task, row_id, known, since=since, now=now)
+        stood = reviewing.standing(task, row_id, known, since=since, now=now)
         if stood.decision is not None and not stood.decision.id:
             batch.reviews.decisions.append(stood.decision)
-        batch.reviews.sent.append((own.workflow, stage.name, row_id, task.fingerprint))
-        verdict = own.verdict(task, stood)
+        batch.reviews.sent.append((reviewing.workflow, stage.name, row_id, task.fingerprint))
+        verdict = reviewing.verdict(task, stood)
         if verdict.how == REDO and verdict.by is not None:
             value = row.judged[source][1].value
             again = verdict.by._replace(key=redo_key, id=0, stage=source, value=value, source=REDO)
@@ -281,20 +303,35 @@ class Reviews:
             self.redo = True
             return Parked.REVIEW
         if verdict.how == "waiting":
-            row.reviews.append(_question(own, asked, task, stood, known, now))
+            row.reviews.append(_question(reviewing, asked, task, stood, known, now))
             return Parked.REVIEW
         state = "stale" if verdict.how == "auto" else "applied"
         batch.reviews.ended.append(ReviewEnd(task.fingerprint, row.new, stood.last, state))
         if verdict.how == "rejected":
-            rejection = own.rejection(verdict)
+            rejection = reviewing.rejection(verdict)
             if rejection is not None:
                 return rejection
-        return self._settled(row, stage, own, task, verdict)
+        return self._settled(row, stage, reviewing, task, verdict)
+
+    def _discard(
+        self, reviewing: Reviewing, asked: TaskRequest, task: ReviewTask, known: Known | None
+    ) -> float:
+        """Discards earlier decisions, if the retry is to. Returns from when on decisions count, in
+        seconds since 1970."""
+        if self._discards is None:
+            return self._since
+        decided = counting(known[0] if known else (), self._since)
+        if not any(decision.at < self._discards for decision in decided):
+            return self._since
+        row_id = asked.row.new.row.id
+        discarded = reviewing.entry(task, row_id, DISCARD, self._discards, "api")
+        self._ledger.batch.reviews.decisions.append(discarded)
+        return self._discards
 
     def _settled(
         self, row: ActiveRow, stage: AnyStage, own: Reviewing, task: ReviewTask, verdict: Verdict
     ) -> Answer:
-        """The answer that goes on: what was approved or passed is the result that it was."""
+        """Settles an answer that passes. An approved one remains the result that it was."""
         result = next((row.judged[name][1] for name in own.sources if name in row.judged), None)
         prior = row.prior.get(stage.index)
         if verdict.by is not None and (verdict.how in ("manual", "rejected") or result is None):
@@ -319,15 +356,16 @@ class Reviews:
         return Answer(result, json.loads(verdict.value))
 
     def parked(self, row: ActiveRow) -> None:
-        """The row's walk ended: what it waits for is asked, unless it left."""
+        """Opens the reviews that a row waits for, at the end of its walk. If the row left, they
+        are stale."""
         batch = self._ledger.batch
         if row.dropped:
             batch.reviews.ended += [
-                ReviewEnd(one.key, row.new, one.last, "stale") for one in row.reviews
+                ReviewEnd(review.key, row.new, review.last, "stale") for review in row.reviews
             ]
         else:
             alone = not (row.waits or row.held or row.failed)
-            batch.reviews.opened += [(one, alone) for one in row.reviews]
+            batch.reviews.opened += [(review, alone) for review in row.reviews]
 
 
 def _question(
