@@ -810,7 +810,7 @@ def test_why_tells_a_conversation_of_several_invocations_and_agents_as_one(boss:
 
 
 def test_a_reply_makes_so_many_calls_and_no_more(agents: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agac.engine.ask.task_conversation.MOST_CALLS", 2)
+    monkeypatch.setattr("agac.engine.ask.task_conversation.MAX_CALLS", 2)
     with simulator(script=script([call("look", q=str(n)) for n in range(4)], "so")) as model:
         agents.run(agents.workflow(stages=[STAGE], rows=1))
     assert outcome(agents) == "so"

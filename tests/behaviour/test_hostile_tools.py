@@ -11,7 +11,7 @@ import pytest
 from support.project import ProjectFolder
 
 import agac
-from agac.engine.ask.task_conversation import MOST_CALLS
+from agac.engine.ask.task_conversation import MAX_CALLS
 from agac.testing import simulator
 
 SCRIPT = Path(__file__).parents[1] / "support" / "mcp_server.py"
@@ -148,7 +148,7 @@ def test_a_model_that_means_no_good_calls_what_is_listed_as_it_is_listed(hostile
         assert state == "refused"
         assert result.startswith(said)
         assert len(result) < 1000
-    assert hostile.query("SELECT count(*) FROM tool_call WHERE turn = 2 AND state = 'done'") == [(MOST_CALLS,)]
+    assert hostile.query("SELECT count(*) FROM tool_call WHERE turn = 2 AND state = 'done'") == [(MAX_CALLS,)]
     hostile.assert_sound()
 
 

@@ -12,7 +12,7 @@ from agac.core.errors import AgacError, ErrorType, RowError, storable
 from agac.core.keys import is_job, job_alias
 from agac.core.types import JSONValue, ToolCall, ToolResult
 from agac.engine.ask.attempts import TaskAttempts
-from agac.engine.ask.task_conversation import TaskConversation, Turn, shown, told
+from agac.engine.ask.task_conversation import TaskConversation, Turn, result_for, shown
 from agac.engine.context import InvocationContext
 from agac.engine.stop_rules import RunStopped
 from agac.plan.stage import PlannedStage
@@ -25,23 +25,23 @@ from agac.tools.tool_context import CallScope, ToolOutcome
 from agac.tools.tool_functions import NO_INTENT, Intent, ToolFailed
 
 NOT_KNOWN = "It is not known whether this call was carried out, and it was not made again."
-"""What the model is told of such a call, where the user says so."""
+"""The result given to the model for an unknown call under `--skip-calls`."""
 
 NOT_MADE = "This call was not made: no more tools can be called. Answer with what is known."
-"""What the model is told where the row may call no more."""
+"""The result given to the model when the row has used up its tool calls."""
 
 
 @dataclass
 class BeginAnew(Exception):
-    """The session of a server is lost with its state: what was said before means nothing to a new
-    one."""
+    """Raised when a server lost its session with its state: a new one knows nothing of what was
+    said before."""
 
     error: RowError
+    """The error of the call that met it."""
 
 
 class StoredIntent(Intent):
-    """An intent that is a line of the store: a kill after it leaves the question what came of the
-    call."""
+    """An intent that is a line of the store: after a kill the outcome of the call is unknown."""
 
     is_kept = True
 
@@ -108,22 +108,22 @@ class AllowedCall(NamedTuple):
     tool: ToolSpec
     """The tool."""
     arguments: dict[str, JSONValue]
-    """What it is called with."""
+    """Its arguments."""
     once: bool
-    """Whether it must not be repeated."""
+    """True if it must not be repeated."""
     changes: bool
-    """Whether it, or the agent that it asks, changes something."""
+    """True if it, or the agent that it asks, changes something."""
     begun_before: bool
-    """Whether it changes something, and an earlier invocation began it."""
+    """True if it changes something, and an earlier invocation began it."""
 
 
 class MadeCall(NamedTuple):
     """A call of a tool that ended."""
 
     outcome: ToolOutcome
-    """What came of it."""
+    """Its outcome."""
     intent: Intent
-    """What was stored before it was made."""
+    """The intent that was stored before it was made."""
     at: float
     """When it began, in seconds since 1970."""
     took: float
@@ -155,12 +155,12 @@ class ToolCalls:
     async def used(
         self, talk: TaskConversation, turn: Turn, place: int, places: asyncio.Semaphore
     ) -> ToolResult | RowError:
-        """Returns what a call gave, or gave before; or the error with which its row waits or
-        fails. Raises BeginAnew."""
+        """Returns the result of a call, which may be an earlier one; or the error with which its
+        row waits or fails. Raises BeginAnew."""
         call = turn.reply.calls[place]
         old = talk.stored.get((turn.number, place))
         if old is not None and old.result is not None:
-            return told(call, old.result, old.state)
+            return result_for(call, old.result, old.state)
         async with places:
             allowed = self._allowed(talk, turn, place, old)
             if not isinstance(allowed, AllowedCall):
@@ -181,8 +181,8 @@ class ToolCalls:
     def _allowed(
         self, talk: TaskConversation, turn: Turn, place: int, old: StoredCall | None
     ) -> AllowedCall | ToolResult | RowError:
-        """Returns a call that may be made, and counts it; else what the model is told in its place,
-        or the error with which its row waits. Raises BeginAnew."""
+        """Returns a call that may be made, and counts it; else the result for the model in its
+        place, or the error with which its row waits. Raises BeginAnew."""
         call = turn.reply.calls[place]
         index = talk.stage.index
         checked = talk.refused(place) or self.pool.check(index, call.name, call.arguments)
@@ -209,7 +209,7 @@ class ToolCalls:
     async def _make_call(
         self, talk: TaskConversation, turn: Turn, place: int, allowed: AllowedCall
     ) -> MadeCall:
-        """Calls a tool. Raises RunStopped if the tool cannot be had."""
+        """Calls a tool. Raises RunStopped if the tool is not available."""
         intent = StoredIntent(self, talk, turn, place) if allowed.changes else NO_INTENT
         at = self._clocks.wall()
         begun = self._clocks.monotonic()
@@ -228,7 +228,7 @@ class ToolCalls:
     def _lost_call(
         self, talk: TaskConversation, turn: Turn, place: int, made: MadeCall, error: RowError
     ) -> RowError:
-        """Returns the error of a call that gave nothing. Raises BeginAnew if its server lost the
+        """Returns the error of a call without a result. Raises BeginAnew if its server lost the
         session."""
         if not made.outcome.made:
             made.intent.withdraw()
@@ -240,7 +240,7 @@ class ToolCalls:
     async def _keep_outcome(
         self, talk: TaskConversation, turn: Turn, place: int, made: MadeCall
     ) -> ToolResult:
-        """Stores and counts what a call gave, and returns what the model is told."""
+        """Stores and counts the outcome of a call, and returns the result for the model."""
         outcome = made.outcome
         if not outcome.how:  # it was made, and not answered by a stub or an equal call
             name = turn.reply.calls[place].name
@@ -257,8 +257,8 @@ class ToolCalls:
     def _decided(
         self, talk: TaskConversation, turn: Turn, place: int, *, lost: bool
     ) -> ToolResult | RowError | None:
-        """What becomes of a call that was begun and has no end; None: it is made again. `lost`:
-        with its session, of which a new one knows nothing. Raises BeginAnew."""
+        """Returns the result or the error of a call that was begun and has no end; None: it is
+        made again. `lost`: its session was lost. Raises BeginAnew."""
         call = turn.reply.calls[place]
         if self.choice == "skip":
             return self.keep(talk, turn, place, "unknown", NOT_KNOWN)
@@ -271,6 +271,7 @@ class ToolCalls:
         return None
 
     def _unknown(self, talk: TaskConversation, call: ToolCall, why: str) -> RowError:
+        """Returns the error of a call whose outcome is unknown, and which must not be repeated."""
         what = (
             f"{shown([call])} was begun, and {why}, so it is not called again without being asked"
         )
@@ -292,44 +293,42 @@ class ToolCalls:
         at: float | None = None,
         took: float | None = None,
     ) -> ToolResult:
-        """Stores a call of a tool in a state, with what the model is told of it."""
+        """Stores a call of a tool in a state, with its result for the model, which it returns."""
         call = turn.reply.calls[place]
         stage = talk.attempts.stage
         batch = self._ledger.batch
         text = None if text is None else storable(self._clean(text))
         active = talk.attempts.asked.row
-        at = self._clocks.wall() if at is None else at
-        own = talk.attempts.asked.fingerprint, turn.number, place
+        fingerprint = talk.attempts.asked.fingerprint
         record = ToolCallRecord(
-            active.new,
-            stage.index,
-            *own,
-            call.id,
-            call.name,
-            call.arguments,
-            state,
-            text,
-            how,
-            at,
-            took,
+            new=active.new,
+            stage=stage.index,
+            fingerprint=fingerprint,
+            turn=turn.number,
+            place=place,
+            call_id=call.id,
+            name=call.name,
+            arguments=call.arguments,
+            state=state,
+            result=text,
+            how=how,
+            started_at=self._clocks.wall() if at is None else at,
+            duration=took,
         )
         batch.calls.tool_calls.append(record)
         if active.notes is not None:
-            active.notes.tools[own] = record
+            active.notes.tools[fingerprint, turn.number, place] = record
         if text is not None:
-            # a model may say any
-            if call.name in {tool.name for tool in talk.spec.tools}:
-                name = call.name
-            else:
-                name = ""
-            batch.tally(
-                (stage.name, TOOL, how or ("" if state == "done" else state), name)
-            ).tasks += 1
-        return told(call, text or "", state)
+            # a model may ask for a tool of any name
+            is_known = call.name in {tool.name for tool in talk.spec.tools}
+            served = how or ("" if state == "done" else state)
+            key = (stage.name, TOOL, served, call.name if is_known else "")
+            batch.tally(key).tasks += 1
+        return result_for(call, text or "", state)
 
     def changes(self, stage: PlannedStage, tool: ToolSpec) -> bool:
-        """Whether a call, or the agent it asks, changes something, so that it is made again only
-        by who is asked."""
+        """True if a call, or the agent that it asks, changes something, so that it is repeated only
+        if the user says so."""
         if self.pool.changes(stage.index, tool):
             return True
         if tool.kind != "agent":

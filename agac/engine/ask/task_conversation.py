@@ -27,20 +27,26 @@ from agac.store.history import reply_bytes
 from agac.store.rows import StoredCall, StoredTurn
 from agac.tools.tool_limits import cut
 
-# of one reply: as many as providers take tools, and far more than a model has use for in one turn
-MOST_CALLS = 128
-ALIKE = 3  # so many turns in a row that ask for the same, or fail alike, end a conversation
-MAX_TURN_CHARS = 64_000  # of the results of a turn, where no tool's own `max_chars` is larger
+MAX_CALLS = 128
+"""Tool calls of one reply that are made: as many as providers take tools, and far more than a model
+has use for in one turn."""
+
+MAX_REPETITIONS = 3
+"""How many turns in a row that ask for the same, or fail alike, end a conversation."""
+
+MAX_TURN_CHARS = 64_000
+"""Characters in the results of a turn, if no tool's own `max_chars` is larger."""
 
 ASK_FORM = "Give your answer now, in the form that was asked for, as JSON only."
-"""What the model is told under `structured_tool_policy: defer`, once it has answered without the
-form."""
+"""Sent to the model under `structured_tool_policy: defer`, after it answered without the form."""
 
-End = ValidReply | RowError  # how a conversation ends
+End = ValidReply | RowError
+"""The end of a conversation."""
 
 
 def how_ended(end: End | None) -> str | None:
-    """How a conversation ended, as its last turn says in the store; None: it goes on."""
+    """Returns how a conversation ended, as the store keeps it with its last turn; None: it has not
+    ended."""
     if end is None:
         return None
     if isinstance(end, ValidReply):
@@ -50,16 +56,16 @@ def how_ended(end: End | None) -> str | None:
 
 @dataclass(slots=True)
 class Turn:
-    """A reply, and what follows from it."""
+    """A reply and its follow-up."""
 
     number: int
     """Its number among the turns of the task."""
     reply: Reply
     """The reply of the model."""
     results: list[ToolResult] | None = None
-    """The results of its calls; None: they are still to be had."""
+    """The results of its calls; None until the tools ran."""
     said: str = ""
-    """What the model was told then, if it called no tool."""
+    """The text that was sent back, if it called no tool."""
 
 
 @dataclass(slots=True)
@@ -77,19 +83,19 @@ class TaskConversation:
     repairs: int = 0
     """How many re-asks of the stage's `repair` are used up."""
     by_form: bool = False
-    """Whether an answer of the right form is asked for now, and no tools may be called."""
+    """True if an answer of the right form is asked for now, and no tools may be called."""
     bound: str = ""
-    """What of the row's budget is used up, so that no tools are called any more."""
+    """The part of the row's budget that is used up, so that no tools are called any more."""
     durable: bool = True
-    """Whether its last turn is committed."""
+    """True if its last turn is committed."""
     changed: bool = False
-    """Whether this invocation made a call that must not be repeated."""
+    """True if this invocation made a call that must not be repeated."""
     stored: dict[tuple[int, int], StoredCall] = field(default_factory=dict)
-    """What is known of calls, by turn and place."""
+    """The stored calls of tools, by turn and place."""
     end: End | None = None
-    """How stored turns ended."""
+    """The end that stored turns came to."""
     raised: Exception | None = None
-    """What stops a child, and so this."""
+    """The exception that stops a child, and so this conversation."""
 
     @property
     def connection(self) -> ModelConnection:
@@ -103,54 +109,55 @@ class TaskConversation:
 
     @property
     def spec(self) -> AgentSpec:
-        """What makes it an agent."""
+        """The settings of the agent."""
         return self.stage.agent_spec or AgentSpec()
 
     @property
     def _without_schema(self) -> bool:
-        """Whether the form of the answer is not asked for yet."""
+        """True if the form of the answer is not asked for yet."""
         return self.stage.defers_form and not self.by_form
 
     @property
     def _in_words(self) -> bool:
-        """Whether the form of the answer is said as instructions alone, the same in all of its
-        requests."""
+        """True if the form of the answer is described in instructions alone, the same in all of
+        its requests."""
         return self.stage.says_schema_in_words(self.connection.model)
 
     @property
     def was_asked_again(self) -> bool:
-        """Whether an answer was quoted with what is wrong with it."""
+        """True if an answer was quoted with what is wrong with it."""
         return any(turn.said not in ("", ASK_FORM) for turn in self.turns)
 
     @property
     def _is_last(self) -> bool:
-        """Whether its turns are used up: the model is asked once more, and may not call tools."""
-        return (
-            bool(self.bound)
-            or sum(turn.reply.goes_on for turn in self.turns)
-            >= self.stage.settings.tooling.max_turns
-        )
+        """True if its turns are used up: the model is asked once more, and may not call tools."""
+        if self.bound:
+            return True
+        used = sum(turn.reply.goes_on for turn in self.turns)
+        return used >= self.stage.settings.tooling.max_turns
 
     @property
     def _gives_tools(self) -> bool:
-        """Whether its policy lets it tell the model of tools at all."""
+        """True if its policy allows tools at all."""
         return not (self.spec.structured == "no_tools" and self.stage.schema is not None)
 
     def refused(self, place: int) -> str | None:
-        """Why a call of the last turn is not made, whatever it asks for."""
+        """Returns why a call of the last turn is not made, whatever it asks for. None: it may
+        be."""
         if self.by_form or not self._gives_tools:
             return (
                 "This call was not made: no tools are offered now. Give the answer in the "
                 "form that was asked for."
             )
-        too_many = (
-            f"This call was not made: a reply may make {MOST_CALLS}. Ask for what is still "
-            "needed in the next."
-        )
-        return too_many if place >= MOST_CALLS else None
+        if place >= MAX_CALLS:
+            return (
+                f"This call was not made: a reply may make {MAX_CALLS}. Ask for what is still "
+                "needed in the next."
+            )
+        return None
 
     def next_request(self) -> Request:
-        """What the model is asked now."""
+        """Makes the next request to the model."""
         if self._is_last and self._without_schema:
             self.by_form = True
         messages: list[Message] = list(self.request.messages)
@@ -174,7 +181,8 @@ class TaskConversation:
         )
 
     def judge(self, reply: Reply) -> End | None:
-        """The result that a reply is, or why it is none; None: the conversation goes on."""
+        """Returns the result that a reply is, or why it is none; None: the conversation
+        continues."""
         if reply.goes_on:
             return self._used_up() if self._is_last else self._repeated(reply)
         if reply.finish is Finish.TOOLS:
@@ -182,13 +190,13 @@ class TaskConversation:
         else:
             whole = reply
         enforced = self.connection.enforced and not (self._without_schema or self._in_words)
-        found = self.connection.checker.check(
+        worth = self.connection.checker.check(
             whole, enforced=enforced, view=self.attempts.asked.row.view
         )
         may_go_on = self._without_schema and bool(reply.text.strip()) and not reply.calls
-        if may_go_on and isinstance(found, RowError) and found.type in _OF_FORM:
+        if may_go_on and isinstance(worth, RowError) and worth.type in _OF_FORM:
             return None
-        return found
+        return worth
 
     def _used_up(self) -> RowError:
         """Returns the error of a model that asks for tools when it may not call any more."""
@@ -201,19 +209,20 @@ class TaskConversation:
         return RowError(error_type, message)
 
     def _repeated(self, reply: Reply) -> RowError | None:
-        """Returns the error of a model that asks for the same again and again; None: it does
-        not."""
-        last = [reply.calls, *(turn.reply.calls for turn in self.turns[-ALIKE + 1 :])]
-        if not reply.calls or len(last) != ALIKE:
+        """Returns the error of a model that asks for the same in several turns in a row; None: it
+        does not."""
+        last = [reply.calls, *(turn.reply.calls for turn in self.turns[-MAX_REPETITIONS + 1 :])]
+        if not reply.calls or len(last) != MAX_REPETITIONS:
             return None
         kinds = {tuple(sorted((call.name, call.arguments) for call in calls)) for calls in last}
         if len(kinds) != 1:
             return None
-        message = f"the model asked for the same in {ALIKE} turns in a row: {shown(reply.calls)}"
+        turns = f"{MAX_REPETITIONS} turns in a row"
+        message = f"the model asked for the same in {turns}: {shown(reply.calls)}"
         return RowError(ErrorType.TOOL_LOOP_LIMIT, message)
 
     def take(self, turn: Turn, judged: End | None) -> End | None:
-        """One more turn: how the conversation ends with it, if it does."""
+        """Adds a turn. Returns how the conversation ends with it; None: it continues."""
         self.turns.append(turn)
         turn.results = None if judged is None and turn.reply.calls else []
         if judged is None and not turn.reply.goes_on:
@@ -225,9 +234,9 @@ class TaskConversation:
         return judged
 
     def _asks_again(self, error: RowError) -> bool:
-        """Whether an answer with this error is quoted and asked for again, which is counted. The
-        first one that lacks a form that was said in words alone takes nothing of `repair`: no
-        provider held the model to it."""
+        """True if an answer with this error is quoted and asked for again, which is counted. The
+        first one that lacks a form that was described in instructions alone does not count against
+        `repair`: no provider held the model to it."""
         of_form = self._in_words and not self.by_form and error.type is ErrorType.SCHEMA_MISMATCH
         if error.type not in REPAIRED or not (of_form or self.repairs < self.stage.settings.repair):
             return False
@@ -236,14 +245,15 @@ class TaskConversation:
         return True
 
     def take_results(self, turn: Turn, results: list[ToolResult]) -> End | None:
-        """What the calls of the last turn gave: how the conversation ends with them, if it does."""
+        """Adds the results of the last turn's calls. Returns how the conversation ends with them;
+        None: it continues."""
         turn.results = results
-        failed = [_failures(one) for one in self.turns[-ALIKE:]]
-        if len(failed) == ALIKE and failed[0] and failed.count(failed[0]) == ALIKE:
+        failed = [_failures(last) for last in self.turns[-MAX_REPETITIONS:]]
+        if failed[0] and failed.count(failed[0]) == MAX_REPETITIONS:
             what = "; ".join(f"{name}: {text}" for name, text in failed[0])
-            return RowError(
-                ErrorType.TOOL_LOOP_LIMIT, f"calls failed alike in {ALIKE} turns in a row: {what}"
-            )
+            turns = f"{MAX_REPETITIONS} turns in a row"
+            message = f"calls failed alike in {turns}: {what}"
+            return RowError(ErrorType.TOOL_LOOP_LIMIT, message)
         pairs = zip(turn.reply.calls, results, strict=True)
         broken = [f"{call.name}: {result.text}" for call, result in pairs if result.by_tool]
         if broken and self.stage.settings.tooling.on_failure == "fail":
@@ -265,39 +275,44 @@ class TaskConversation:
         return self.connection.checker.check(passed, view=self.attempts.asked.row.view)
 
     def replay(self, stored: Sequence[StoredTurn], calls: Iterable[StoredCall]) -> None:
-        """Goes through stored turns as they were gone through before."""
+        """Takes stored turns as they were taken before."""
         self.stored = {(call.turn, call.place): call for call in calls}
-        for one in stored:
-            reply = self.connection.parse(one.status, {}, reply_bytes(one.reply) or b"")
+        for old in stored:
+            reply = self.connection.parse(old.status, {}, reply_bytes(old.reply) or b"")
             if isinstance(reply, Fault):  # which was a reply to the agac that stored it
                 self.end = RowError(reply.type, reply.message)
                 return
             self.next_request()  # which settles whether the form alone was asked for
-            turn = Turn(one.number, reply)
-            goes_on = one is not stored[-1] and reply.goes_on
+            turn = Turn(old.number, reply)
+            goes_on = old is not stored[-1] and reply.goes_on
             self.end = self.take(turn, None if goes_on else self.judge(reply))
-            known = [self.stored.get((one.number, place)) for place in range(len(reply.calls))]
-            if turn.results is None and all(
-                call is not None and call.result is not None for call in known
-            ):
-                pairs = zip(reply.calls, filter(None, known), strict=True)
-                self.end = self.take_results(
-                    turn, [told(call, old.result or "", old.state) for call, old in pairs]
-                )
+            results = self._stored_results(turn)
+            if turn.results is None and results is not None:
+                self.end = self.take_results(turn, results)
+
+    def _stored_results(self, turn: Turn) -> list[ToolResult] | None:
+        """Returns the stored results of a turn's calls; None: some have none."""
+        results = []
+        for place, call in enumerate(turn.reply.calls):
+            stored = self.stored.get((turn.number, place))
+            if stored is None or stored.result is None:
+                return None
+            results.append(result_for(call, stored.result, stored.state))
+        return results
 
 
 _OF_FORM = (ErrorType.SCHEMA_MISMATCH, ErrorType.TRUNCATED)
-"""What does not matter in an answer that is given before its form is asked for."""
+"""Errors that do not matter in an answer that is given before its form is asked for."""
 
 
-def told(call: ToolCall, text: str, state: str) -> ToolResult:
-    """What the model is told of a call that is in this state."""
+def result_for(call: ToolCall, text: str, state: str) -> ToolResult:
+    """Makes the tool result to send for a call that ended in `state`."""
     return ToolResult(call.id, text, is_error=state != "done", by_tool=state == "error")
 
 
 def _bounded(results: list[ToolResult], most: int) -> list[ToolResult]:
-    """The results of a turn: where they are more than `most` characters together, all of the
-    longest cut alike."""
+    """Cuts the results of a turn to `most` characters together: the longest are cut to the same
+    length."""
     left = most + 100 * len(results)  # and their notes
     share = most
     why = f": a turn's results have {most:,} at most"
@@ -312,12 +327,13 @@ def _bounded(results: list[ToolResult], most: int) -> list[ToolResult]:
 
 
 def shown(calls: Iterable[ToolCall]) -> str:
+    """Shows calls in a message, up to 300 characters."""
     shown = ", ".join(f"{call.name}({call.arguments})" for call in calls)
     return shown if len(shown) <= 300 else f"{shown[:300]}…"
 
 
 def _failures(turn: Turn) -> list[tuple[str, str]]:
-    """What the calls of a turn said, where all of them failed."""
+    """Returns the names and results of a turn's calls if all of them failed, else nothing."""
     results = turn.results or []
     failed = [
         (call.name, one.text)
