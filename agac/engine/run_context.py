@@ -14,26 +14,23 @@ from agac.engine.ask.limits import BudgetLimiter, balances_of
 from agac.engine.ask.review import Reviews, reviewings
 from agac.engine.batch.coordinator import has_batches
 from agac.engine.context import InvocationContext, RowFacts, WriteProof
-from agac.engine.invocation import InvocationRef, ReopenedRows, Work
+from agac.engine.invocation import InvocationRef, ReopenedRows, Retry, Work
 from agac.engine.run_state import Invocation, invocation_start
 from agac.engine.settle import Settler
-from agac.engine.stop_rules import StopRules
+from agac.engine.stop_rules import StopRules, StopSignal
 from agac.engine.totals import StageTotals, Totals
 from agac.engine.walk.replay import RowViews
+from agac.plan.plan import Plan
 from agac.store import runs
 from agac.store.batches import project_token
 from agac.store.db import Database
 from agac.store.decisions import discarded_at, fixes_of, redos_of
 from agac.store.rows import first_event_since
+from agac.store.runs import Count
 from agac.store.writer import Ledger
 
 if TYPE_CHECKING:
     from agac.engine.output.otlp import Traces
-
-from agac.engine.invocation import Retry
-from agac.engine.stop_rules import StopSignal
-from agac.plan.plan import Plan
-from agac.store.runs import Count
 
 _log = logging.getLogger("agac.run")
 
@@ -41,8 +38,8 @@ _log = logging.getLogger("agac.run")
 async def open_context(
     database: Database, work: Work, invocation: Invocation, ledger: Ledger, event: int
 ) -> InvocationContext:
-    """What the parts share: budgets, filled with what was spent, rules that stop it, and what is
-    known of the work."""
+    """Makes what the parts share: budgets with what was spent of them, rules that stop the
+    invocation, and what is known of rows."""
     plan = work.plan
     totals = invocation.totals
     stop_signal = invocation.stop_signal
@@ -58,15 +55,13 @@ async def open_context(
     batched = await has_batches(database, plan)
     places = InvocationRef(database, run, event)
     settler = Settler(ledger, totals, plan.stages, work.clocks.wall, stops, plan.rules.keep_replies)
-    discarded = 0.0
-    if work.retry is not None and work.retry.discard:
-        discarded = work.retry.since
-    redos = await redos_of(database, plan.workflow, discarded)
+    redos = await redos_of(database, plan.workflow, _discarded_before(work.retry))
     reviews = None
     if reviewings(plan):
         last_discard = await discarded_at(database, plan.workflow)
         reviews = Reviews(work, places, ledger, settler, last_discard, redos)
     facts = canonical(invocation_start(invocation).as_json())
+    names = [stage.name for stage in plan.stages]
     return InvocationContext(
         work=work,
         places=places,
@@ -82,15 +77,20 @@ async def open_context(
             cutoffs=_cutoffs(plan, work.clocks.wall()),
             opened=await _opened_rows(database, plan, run, invocation.goal.retry),
             batched=batched,
-            fixes=await fixes_of(
-                database, plan.workflow, run, [stage.name for stage in plan.stages]
-            ),
+            fixes=await fixes_of(database, plan.workflow, run, names),
             redos=redos,
         ),
         reviews=reviews,
         traces=await _traces(work, places, totals),
         notifier=invocation.notifier,
     )
+
+
+def _discarded_before(retry: Retry | None) -> float:
+    """Returns the time before which decisions are discarded, in seconds since 1970; 0: none are."""
+    if retry is not None and retry.discard:
+        return retry.since
+    return 0.0
 
 
 def _stop_rules(plan: Plan, stop_signal: StopSignal, counts: Iterable[Count]) -> StopRules:
@@ -135,8 +135,8 @@ async def _opened_rows(
 
 
 async def _traces(work: Work, places: InvocationRef, totals: Totals) -> Traces | None:
-    """Sends traces and metrics, where that is asked for; tests of workflows have none. The log
-    says what lacks."""
+    """Opens the sending of traces and metrics, if they are asked for; tests of workflows send none.
+    If something is missing, it is logged."""
     settings = work.hooks.otel if work.hooks.answers is None else None
     if settings is None:
         return None

@@ -150,53 +150,6 @@ class EarlierResult(NamedTuple):
     """The result as JSON."""
 
 
-class StoredTurn(NamedTuple):
-    """A turn of a conversation, as `records.AgentTurn`."""
-
-    number: int
-    conversation: int
-    model: str
-    at: float
-    status: int
-    reply: str | bytes
-    ended: str | None
-
-
-class StoredCall(NamedTuple):
-    """A call of a tool, as `records.ToolCallRecord`."""
-
-    turn: int
-    place: int
-    name: str
-    arguments: str
-    state: str
-    result: str | None
-
-
-class RecordedCall(NamedTuple):
-    """A call of a tool that was made, with the result that the model got."""
-
-    name: str
-    arguments: str
-    result: str
-    error: bool
-
-
-# run, row id, occurrence, stage, replica, agent: by their names
-recorded_calls = reads("recorded_calls", RecordedCall)
-# fingerprint, workflow
-newest_turns: Reads[[bytes, str], list[StoredTurn]] = reads("newest_turns", StoredTurn)
-# the number of a task's last turn, and of the first one of its conversation
-LastTurn = tuple[int, int]
-last_turns: Reads[[Sequence[bytes], str], dict[bytes, LastTurn]] = reads(
-    "last_turns", tuple[bytes, int, int], keyed(tuple)
-)
-# the same, and a turn
-calls_since: Reads[[bytes, str, int], list[StoredCall]] = reads("calls_since", StoredCall)
-# row
-turns_used: Reads[[int, bytes], list[tuple[int, int, int]]] = reads(
-    "turns_used", tuple[int, int, int]
-)
 rows_at: Reads[[int, int, int], list[StoredRow]] = reads("rows_at", StoredRow)  # run, first, last
 # run, row id, first, last
 rows_of_id: Reads[[int, RowId, int, int], list[StoredRow]] = reads("rows_of_id", StoredRow)

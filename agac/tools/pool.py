@@ -22,7 +22,7 @@ from agac.spec.tool_schemas import SentParameters, sent_name, sent_parameters
 from agac.spec.tool_stubs import recorded_line, stub_answer
 from agac.spec.tools import ToolRules, ToolSpec
 from agac.spec.workflow import Stage
-from agac.store.rows import RecordedCall
+from agac.store.conversations import RecordedCall
 from agac.tools.builtin import Changes, builtin
 from agac.tools.functions import exchanged
 from agac.tools.json_values import Unfit, plain

@@ -14,7 +14,7 @@ from agac.core.redact import Redactor
 from agac.core.types import ToolCall
 from agac.spec.tools import ToolSpec
 from agac.spec.workflow import Stage
-from agac.store.rows import RecordedCall
+from agac.store.conversations import RecordedCall
 from agac.store.writer import ToolCache
 from agac.tools.tool_arguments import Arguments
 from agac.tools.tool_functions import Intent

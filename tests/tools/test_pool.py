@@ -19,7 +19,7 @@ from agac.core.types import ToolCall
 from agac.spec.python_code import parse_reference
 from agac.spec.tools import AgentSpec, ToolRules, ToolSettings, ToolSpec
 from agac.spec.workflow import StageSettings
-from agac.store.rows import RecordedCall
+from agac.store.conversations import RecordedCall
 from agac.tools import tool_limits
 from agac.tools.builtin import describe_builtin
 from agac.tools.pool import ToolPool, open_tools

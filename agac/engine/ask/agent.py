@@ -37,8 +37,7 @@ from agac.providers.citations import sources_of_turns
 from agac.spec.rules import RowBudget
 from agac.spec.tools import ToolSpec
 from agac.spec.workflow import family
-from agac.store.records import FIRST, TURN, AgentTurn, Result
-from agac.store.rows import (
+from agac.store.conversations import (
     RecordedCall,
     StoredCall,
     StoredTurn,
@@ -47,6 +46,7 @@ from agac.store.rows import (
     recorded_calls,
     turns_used,
 )
+from agac.store.records import FIRST, TURN, AgentTurn, Result
 from agac.store.writer import ToolCache
 from agac.tools.pool import ToolPool, open_tools
 from agac.tools.tool_context import CallScope, Elsewhere, ToolContext, ToolOutcome

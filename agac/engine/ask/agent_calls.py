@@ -18,8 +18,8 @@ from agac.engine.stop_rules import RunStopped
 from agac.plan.stage import PlannedStage
 from agac.spec.rules import RowBudget
 from agac.spec.tools import ToolSpec
+from agac.store.conversations import StoredCall
 from agac.store.records import TOOL, ToolCallRecord
-from agac.store.rows import StoredCall
 from agac.tools.pool import ToolPool
 from agac.tools.tool_context import CallScope, ToolOutcome
 from agac.tools.tool_functions import NO_INTENT, Intent, ToolFailed

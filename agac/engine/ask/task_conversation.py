@@ -23,8 +23,8 @@ from agac.engine.ask.connections import ModelConnection
 from agac.engine.ask.validate import ValidReply, complaint
 from agac.plan.stage import PlannedStage
 from agac.spec.tools import AgentSpec
+from agac.store.conversations import StoredCall, StoredTurn
 from agac.store.history import reply_bytes
-from agac.store.rows import StoredCall, StoredTurn
 from agac.tools.tool_limits import cut
 
 MAX_CALLS = 128

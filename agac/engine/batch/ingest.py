@@ -27,6 +27,7 @@ from agac.providers.batch import BatchState, ResultLine, UnreadableLine, result_
 from agac.providers.dialect import beginning_of
 from agac.providers.prices import BATCH, cost
 from agac.store.batches import BatchRecord, BatchStep, PlacedTask, TaskState, tasks_at, tasks_left
+from agac.store.conversations import LastTurn, last_turns
 from agac.store.db import sql
 from agac.store.records import (
     FIRST,
@@ -40,7 +41,7 @@ from agac.store.records import (
     NewRow,
     Result,
 )
-from agac.store.rows import LastTurn, State, earlier_results, last_turns
+from agac.store.rows import State, earlier_results
 from agac.store.write_batch import WriteBatch
 
 # Lines are read some hundred at a time, each chunk one commit. A task that has an end is not looked
