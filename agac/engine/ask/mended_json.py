@@ -22,7 +22,7 @@ times; on some texts the library reads the rest again for each quote."""
 
 
 class _TooManyReads(Exception):
-    """The repair of a reply was given up."""
+    """Raised when the repair of a reply is given up."""
 
 
 class _CountedText(str):
@@ -131,8 +131,8 @@ class _Sign(NamedTuple):
 
 
 def _is_all_of(reply: str, value: JSONValue) -> bool:
-    """Whether the reply says this value and nothing more. At its end brackets may be missing or
-    too many. Raises _TooManyReads."""
+    """True if the reply says this value and nothing more. At its end brackets may be missing or too
+    many. Raises _TooManyReads."""
     at = 0
     parts = _parts(value)
     for part in parts:
@@ -150,8 +150,8 @@ def _closes(part: JSONValue | _Sign) -> bool:
 
 
 def _parts(value: JSONValue) -> Iterator[JSONValue | _Sign]:
-    """The brackets, keys, texts, numbers, words and empty lists and objects of a value, in their
-    order."""
+    """Yields the brackets, keys, texts, numbers, words and empty lists and objects of a value, in
+    their order."""
     if isinstance(value, dict) and value:
         yield _Sign("{")
         for key, inner in value.items():
@@ -170,7 +170,8 @@ def _parts(value: JSONValue) -> Iterator[JSONValue | _Sign]:
 
 
 def _end_of_part(reply: str, at: int, part: JSONValue | _Sign) -> int | None:
-    """Where a part ends that comes next in the reply; None where another thing comes next."""
+    """Returns the end of a part that comes next in the reply, or None if something else comes
+    next."""
     start = at
     while True:
         if isinstance(part, _Sign):
@@ -188,20 +189,20 @@ def _end_of_part(reply: str, at: int, part: JSONValue | _Sign) -> int | None:
 
 
 def _end_of_sign(reply: str, at: int, sign: _Sign) -> int | None:
-    """Where the sign ends that is at this place; None where another thing is."""
+    """Returns the end of the sign that is at this place, or None if something else is there."""
     match = _SIGNS[sign.char].match(reply, at)
     return match.end() if match else None
 
 
 def _is_parted(reply: str, end: int, begin: int) -> bool:
-    """Whether a bracket parts two items of a list: the first ends, or the second begins, with
+    """True if a bracket separates two items of a list: the first ends, or the second begins, with
     one."""
     return reply[end - 1 : end] in _CLOSING or reply[begin : begin + 1] in ("{", "[")
 
 
 def _end_of_match(reply: str, at: int, leaf: JSONValue) -> int | None:
-    """Where the key, text, number, word or empty list ends that begins at this place; None where
-    none does."""
+    """Returns the end of the key, text, number, word or empty list that begins at this place, or
+    None if none does."""
     if isinstance(leaf, dict | list):
         empty = _EMPTY.match(reply, at)
         if empty and empty[0].startswith("{" if isinstance(leaf, dict) else "["):
@@ -221,7 +222,7 @@ def _end_of_match(reply: str, at: int, leaf: JSONValue) -> int | None:
 
 
 def _goes_on_with(reply: str, at: int) -> bool:
-    """Whether only white space is between the digits that begin here and digits before: `1 200` is
+    """True if only white space is between the digits that begin here and digits before: `1 200` is
     one number."""
     before = at - 1
     while before >= 0 and reply[before].isspace():
@@ -230,7 +231,7 @@ def _goes_on_with(reply: str, at: int) -> bool:
 
 
 def _end_of_text(reply: str, at: int, text: str) -> int | None:
-    """Where a key or text ends that begins at this place, with its closing quote. None where
+    """Returns the end of a key or text that begins at this place, with its closing quote. None if
     another thing begins, where a quote is not closed, and where nobody knows whether one in the
     text ends it."""
     if not text:
@@ -252,8 +253,8 @@ def _end_of_text(reply: str, at: int, text: str) -> int | None:
 
 
 def _end_of_characters(reply: str, at: int, text: str) -> int | None:
-    """Where the characters of a text end that begin at this place, whatever their escapes; quotes
-    and backslashes among them that the library left out do not count."""
+    """Returns the end of the characters of a text that begin at this place, whatever their escapes.
+    Quotes and backslashes among them that the library left out do not count."""
     if reply.startswith(text, at):
         return at + len(text)
     start = at
@@ -269,7 +270,7 @@ def _end_of_characters(reply: str, at: int, text: str) -> int | None:
 
 
 def _quotes_in_pairs(text: str, quote: str) -> bool:
-    """Whether the quotes in a text, of the kind around it, open and close in turn: `he said "hi"
+    """True if the quotes in a text, of the kind around it, open and close in turn: `he said "hi"
     to me`. One that closes first, as in `x" or "y`, may be where the text ends."""
     plain = f" {_ESCAPED.sub('xx', text)} "
     same = "[\u201c\u201d]" if quote in _CURLY else quote
@@ -287,7 +288,8 @@ def _quotes_in_pairs(text: str, quote: str) -> bool:
 
 
 def _character(reply: str, at: int) -> tuple[str, int]:
-    """The character at a place, with its escape read, and where the next one is; "" at the end."""
+    """Returns the character at a place, with its escape read, and the place of the next one; "" at
+    the end."""
     escape = _ESCAPE.match(reply, at) if reply[at : at + 1] == "\\" else None
     if escape is None:
         return reply[at : at + 1], at + 1
@@ -297,8 +299,8 @@ def _character(reply: str, at: int) -> tuple[str, int]:
 
 
 def _after_mark(reply: str, at: int) -> int | None:
-    """The place after a mark of JSON that is no bracket, white space or a comment; None where
-    another thing is, or the end."""
+    """Returns the place after a mark of JSON that is no bracket, white space or a comment, or None
+    if something else or the end is there."""
     char = reply[at : at + 1]
     if char in _MARKS or char.isspace():
         return at + 1
@@ -307,7 +309,7 @@ def _after_mark(reply: str, at: int) -> int | None:
 
 
 def _is_only_marks(reply: str, at: int) -> bool:
-    """Whether no letter, digit, sign or opening bracket comes after this place, outside of
+    """True if no letter, digit, sign or opening bracket comes after this place, outside of
     comments."""
     while at < len(reply):
         after = at + 1 if reply[at] in _CLOSING else _after_mark(reply, at)

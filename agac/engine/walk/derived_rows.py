@@ -32,14 +32,15 @@ def inner(value: JSONValue | Mapping[str, JSONValue], path: Sequence[str]) -> JS
 
 
 MAX_CHILDREN = 100_000
-"""Items of one list that are taken: their rows are stored in one transaction, together with the
-end of their parent."""
+"""The most items of one list: their rows are stored in one transaction, together with the end of
+their parent."""
 
 
 class DerivationFailed(Exception):
-    """Nothing can be made of the row: the stage at which that shows, and why."""
+    """Nothing can be made of a row."""
 
     def __init__(self, stage: AnyStage, message: str) -> None:
+        """`stage` is the one that shows it; `message` says why."""
         super().__init__(message)
         self.stage = stage
         self.message = message
@@ -47,16 +48,17 @@ class DerivationFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberView(Stage):
-    """How a stage that groups rows looks at one of them: as a stage in its place that groups
-    nothing. `answers` are the stages whose results a member brings along: all upstream for a
-    function, as it is given them of a row, too."""
+    """How a stage that groups rows sees one of them: as a stage in its place that groups
+    nothing."""
 
     answers: tuple[str, ...] = ()
+    """The stages whose results a member brings along. For a function these are all upstream, as it
+    gets them for a row too."""
 
     @staticmethod
     def of(stage: Stage, stages: Mapping[str, Stage]) -> MemberView:
-        """How `stage` looks at its members; `stages` are all of a plan's or a definition's, by
-        name."""
+        """Makes the view that `stage` has of its members; `stages` are all of a plan's or a
+        definition's, by name."""
         needed = [stages[need] for need in stage.needs]
         ancestors, rows_of = seen_after(needed, stages, stage.name)
         answers = dict.fromkeys(name for name in ancestors if stages[name].gives_answer)
@@ -74,8 +76,8 @@ class MemberView(Stage):
         )
 
     def text(self, view: RowView) -> str:
-        """The member as it stands in `${rows_json}`: its fields and the results that it brings,
-        JSON."""
+        """Returns the member as it is in `${rows_json}`: its fields and the results that it
+        brings, as JSON."""
         limits = self.visibility
         known = view.known(self)
         data = {
@@ -91,8 +93,8 @@ class MemberView(Stage):
 
 
 def _nearest_answers(needed: Sequence[Stage], stages: Mapping[str, Stage]) -> dict[str, None]:
-    """The names of the stages that ask a model and are followed, perhaps by way of others that ask
-    none."""
+    """Returns the names of the nearest stages upstream that ask a model, or join results; stages
+    that ask none may be between."""
     answers = dict[str, None]()
     left = [*needed]
     while left:
@@ -105,10 +107,10 @@ def _nearest_answers(needed: Sequence[Stage], stages: Mapping[str, Stage]) -> di
 
 
 class RowDeriver:
-    """What the stages of a plan make of rows, level by level. `ends` are the stages whose results
-    are written."""
+    """Makes the rows that the stages of a plan derive from others, level by level."""
 
     def __init__(self, levels: Levels[AnyStage], ends: Collection[str] = ()) -> None:
+        """`ends` are the stages whose results are written."""
         by_name = {stage.name: stage for stage in levels.stages}
         self._stages = levels.stages
         self.members = {
@@ -126,7 +128,7 @@ class RowDeriver:
             for stage in levels.stages
             if stage.makes == "rows" and levels.leads_to(stage, ends)
         )
-        """The functions whose lists stand in the place of a row also where results are written."""
+        """The functions whose lists replace a row where results are written, too."""
 
     def made(
         self,
@@ -138,26 +140,19 @@ class RowDeriver:
         *,
         unknown: Collection[int] = (),
     ) -> DerivedRows:
-        """All that is made of a row that went through, to this state. `lists` are the rows that
+        """Makes all that is derived from a row that ended in this state. `lists` are the rows that
         functions gave, by their stages' positions: what follows such a function is made of those.
         What the stages at the positions `unknown` make of it is left out. Raises DerivationFailed.
         """
         results = {name: plain(value) for name, value in view.results.items()}
-        content = digest(
-            snapshot([list(view.forms.values()), results])
-        ).hex()  # stands for all that is seen of the row
+        # the hash of all that is seen of the row
+        content = digest(snapshot([list(view.forms.values()), results])).hex()
         children: dict[int, list[Child]] = {}
         for index, rows in lists.items():
             _check_size(self._stages[index], "the function gave a list of", len(rows))
-            children[index] = _children(row.row.id, content, [snapshot(dict(one)) for one in rows])
-        to_ends = sorted(self.to_ends.intersection(lists))
-        if len(to_ends) > 1:
-            one, other = (self._stages[index] for index in to_ends[:2])
-            message = (
-                f"its function and that of {one.name!r} both gave lists, so that no row "
-                "has the results of both"
-            )
-            raise DerivationFailed(other, f"{message}; let one of them follow the other")
+            items = [snapshot(dict(fields)) for fields in rows]
+            children[index] = _children(row.row.id, content, items)
+        self._refuse_two_lists(lists)
         groups: dict[int, Membership] = {}
         alike: dict[int, DedupeCandidate] = {}
         passed_on = frozenset[int]().union(*(self._after[index] for index in lists))
@@ -179,9 +174,21 @@ class RowDeriver:
                 )
         return DerivedRows(row, children, groups, alike)
 
+    def _refuse_two_lists(self, lists: Collection[int]) -> None:
+        """Raises DerivationFailed if the lists of two functions would replace the row where results
+        are written."""
+        to_ends = sorted(self.to_ends.intersection(lists))
+        if len(to_ends) > 1:
+            first, second = (self._stages[index] for index in to_ends[:2])
+            message = (
+                f"its function and that of {first.name!r} both gave lists, so that no row "
+                "has the results of both"
+            )
+            raise DerivationFailed(second, f"{message}; let one of them follow the other")
+
     def waits_for(self, maker: AnyStage, view: RowView) -> str | None:
-        """The name of what is not known yet and decides what the stage makes of a row; None where
-        all is known."""
+        """Returns the name of a result that is not known yet and decides what the stage makes of a
+        row; None: all is known."""
         if not view.unknown:
             return None
         looks = self.members.get(maker.index, maker)
@@ -194,21 +201,22 @@ class RowDeriver:
         return None
 
     def lacking(self, level: Level[AnyStage], view: RowView, row: NewRow) -> DerivedRows:
-        """What is made of a row that failed: groups know that they lack it, as far as it is known
-        which."""
+        """Makes what is derived from a failed row: tells the groups that it would have joined that
+        it is missing."""
         groups: dict[int, Membership] = {}
         for maker in level.makers:
             if maker.makes == "groups":
                 try:
                     groups[maker.index] = self._membership(maker, view, row.row.id, failed=True)
                 except DerivationFailed:
-                    # what it is grouped by is not known: it is counted among the failed rows alone
+                    # its group is not known: it is only counted among the failed rows
                     continue
         return DerivedRows(row, groups=groups)
 
     def _membership(
         self, stage: AnyStage, view: RowView, row_id: RowId, *, failed: bool = False
     ) -> Membership:
+        """Makes the membership of a row in its group."""
         member = self.members[stage.index]
         fields = dict[str, JSONValue]()
         values = list[JSONValue]()
@@ -228,7 +236,7 @@ class RowDeriver:
 
 
 def _paths(maker: AnyStage) -> Sequence[Sequence[str]]:
-    """What the stage looks at in a row to say what it makes of it."""
+    """Returns the paths of all that decides what a stage makes of a row."""
     if maker.explode is not None:
         return [maker.explode]
     if maker.group is not None:
@@ -239,6 +247,7 @@ def _paths(maker: AnyStage) -> Sequence[Sequence[str]]:
 
 
 def _children(parent: RowId, content: str, items: Sequence[str]) -> list[Child]:
+    """Makes the children of a row with this content, of their data as JSON."""
     return [
         Child(f"{parent}/{place}", row_hash(f"{content}:{text}"), text)
         for place, text in enumerate(items)
@@ -246,7 +255,8 @@ def _children(parent: RowId, content: str, items: Sequence[str]) -> list[Child]:
 
 
 def _items(stage: AnyStage, view: RowView) -> list[JSONValue]:
-    """The list whose items become rows; none where what holds it was skipped."""
+    """Returns the list whose items become rows; it is empty if the stage that gives it was
+    skipped."""
     assert stage.explode is not None
     named = ".".join(stage.explode)
     value = _value(stage, stage.explode, view, stage, none=[])
@@ -258,10 +268,7 @@ def _items(stage: AnyStage, view: RowView) -> list[JSONValue]:
             str: "text",
             dict: "an object",
         }
-        if value is None:
-            kind = "null"
-        else:
-            kind = words.get(type(value), type(value).__name__)
+        kind = "null" if value is None else words.get(type(value), type(value).__name__)
         raise DerivationFailed(stage, f"{named} is {kind}, not a list")
     _check_size(stage, f"{named} is a list of", len(value))
     return value
@@ -274,8 +281,8 @@ def _value(
     looks: AnyStage | MemberView,
     none: JSONValue = None,
 ) -> JSONValue:
-    """What a path names for a row: a result upstream, or a field. `none` where the stage that it
-    names was skipped."""
+    """Returns the value at a path for a row: a result upstream, or a field. `none` if the stage
+    that it names was skipped."""
     if looks.rows_of not in view.forms:
         raise DerivationFailed(stage, f"the row did not come as far as stage {looks.rows_of!r}")
     results = view.known(looks)
@@ -291,24 +298,22 @@ def _value(
 
 
 def _group_id(values: Sequence[JSONValue]) -> RowId:
-    """Text and whole numbers stand for themselves; everything else as JSON of the list of
-    values."""
+    """Returns the id of a group: a single text or whole number itself, anything else as JSON of
+    the list of values."""
     if not values:
         return "all"
-    (value, *others) = values
-    if (
-        not others
-        and isinstance(value, int)
-        and not isinstance(value, bool)
-        and abs(value) < 1 << 62
-    ):
-        return value
-    if not others and isinstance(value, str) and not value.startswith("["):
-        return value
+    if len(values) == 1:
+        value = values[0]
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if is_number and isinstance(value, int) and abs(value) < 1 << 62:
+            return value
+        if isinstance(value, str) and not value.startswith("["):
+            return value
     return canonical(list(values))
 
 
 def _check_size(stage: AnyStage, what: str, count: int) -> None:
+    """Raises DerivationFailed if one row would make too many."""
     if count > MAX_CHILDREN:
         raise DerivationFailed(
             stage, f"{what} {count:,} rows; {MAX_CHILDREN:,} are the most that one row may make"

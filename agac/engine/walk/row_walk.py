@@ -1,5 +1,5 @@
-"""The rows of an invocation on their way: those of the input or of the store, and then what stages
-made of them."""
+"""Takes the rows of an invocation through their stages: rows of the input or of the store, and then
+those that stages made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agac.engine.walk.stored_rows import ChildFeeds, LevelPass, has_work, open_r
 from agac.store.db import write
 
 DRAIN_SECONDS = 60.0
-"""After the first Ctrl-C calls in flight may take so long to finish; then they are given up. After
+"""How long calls in flight may take to finish after the first Ctrl-C; then they are given up. After
 any other stop they take as long as their own time-outs allow: they are paid for."""
 
 
@@ -38,8 +38,8 @@ class RowWalk:
     """How many calls may be in flight, at most."""
 
     async def all_rows(self, input_rows: InputRows, batches: Batches | None) -> None:
-        """The rows of the input, or those a retry chose or a batch brought something for; then
-        those made of them."""
+        """Processes the input rows (or a retry's, or a finished batch's), then the rows derived
+        from them."""
         context = self.context
         work = context.work
         stop_signal = context.stop_signal
@@ -64,12 +64,12 @@ class RowWalk:
         await self._derived_rows()
 
     async def open_rows(self, *, again: bool, idle: bool = True) -> None:
-        """Rows of the store for which batches brought something."""
+        """Processes rows of the store for which batches brought something."""
         await self._from(open_rows(self.context, again=again, idle=idle))
         await self._derived_rows()
 
     async def go_on(self, batches: Batches) -> None:
-        """What was enrolled is submitted; who waits goes on until nothing is open."""
+        """Submits what was enrolled, and continues rows that wait, until no batch is open."""
         stop_signal = self.context.stop_signal
 
         async def walk() -> None:
@@ -106,17 +106,18 @@ class RowWalk:
             )
 
     async def _from(self, rows: AsyncGenerator[list[ActiveRow], None]) -> None:
-        """Rows of the input, and beside them the children that are made of those."""
-        context, feeds = self.context, ChildFeeds(self.context)
+        """Processes input rows and their child rows at the same time."""
+        context = self.context
+        feeds = ChildFeeds(context)
         sources = feeds.sources(
             rows, lambda level: Executor(context, level, self.tasks, feeds.add).walk
         )
         await self.until_stopped(run_workers(sources, context.stop_signal, context.workers))
 
     async def _derived_rows(self) -> None:
-        """The rows that stages made and are open; then those once more of which people want
-        another answer."""
-        context, reviews = self.context, self.context.reviews
+        """Processes open derived rows, then rows that a reviewer sent back."""
+        context = self.context
+        reviews = context.reviews
         if context.stop_signal.stop is None and len(context.levels.all) > 1:
             context.totals.rows.made_parked = 0
             if context.work.sharding is not None:
@@ -127,8 +128,10 @@ class RowWalk:
             await self.open_rows(again=True)
 
     async def _levels(self) -> None:
-        """Level after level, each after those of whose rows it is made."""
-        context, stop_signal = self.context, self.context.stop_signal
+        """Processes derived rows level by level, each level after those whose rows it is made
+        of."""
+        context = self.context
+        stop_signal = context.stop_signal
         for level in context.levels.all[1:]:
             if stop_signal.stop is not None or not await has_work(context, level):
                 continue
@@ -143,8 +146,8 @@ class RowWalk:
             await run_workers([rows], stop_signal, context.workers)
 
     async def until_stopped(self, work: Coroutine[None, None, None]) -> None:
-        """Waits for the rows; after a Ctrl-C only so long, after a second no longer: calls in
-        flight are given up."""
+        """Waits for the rows. After a Ctrl-C it waits for DRAIN_SECONDS only; after a second one it
+        gives up the calls in flight."""
         stop_signal = self.context.stop_signal
         walking = self.group.create_task(work)
 
