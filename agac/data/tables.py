@@ -66,8 +66,8 @@ def shortest_real(real: float) -> float:
 
 
 def kind_of(bits: int) -> Kind:
-    """The kind of a column from all that was added. Integers with floats are numbers unless that
-    would change one."""
+    """Returns the kind of a column from all that was added. Integers with floats are numbers unless
+    that would change one."""
     if bits & ~(_SMALL | _LONG) == 0:
         return Kind.INTEGER if bits else Kind.NOTHING
     if bits & ~(_SMALL | _FLOAT) == 0:
@@ -87,6 +87,7 @@ def declared_fields(schema: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def _declared(body: Any, root: Mapping[str, Any], depth: int = 0) -> int:
+    """Returns what a schema says about a value, as bits."""
     schema = resolved(root, body) or {}
     types = schema.get("type", [])
     bits = 0
@@ -106,7 +107,7 @@ Fields = dict[str, JSONValue]
 
 
 def result_name(stages: Sequence[str]) -> str:
-    """What a result is called that is made of the results of these stages."""
+    """Names a result that is made of the results of these stages."""
     return stages[0] if len(stages) == 1 else RESULT
 
 
@@ -126,7 +127,7 @@ class OutputRow(NamedTuple):
 
 
 def fields_of(value: JSONValue) -> Fields:
-    """A result's fields; one that has none is itself the field `result`."""
+    """Returns a result's fields; one that has none is itself the field `result`."""
     return value if isinstance(value, dict) else {RESULT: value}
 
 
@@ -159,14 +160,14 @@ class Merger:
         """The result's field behind a field of the record, by the record's name for it."""
 
     def value(self, data: Fields, value: JSONValue) -> JSONValue:
-        """What is written for a row that is done: its result alone under `replace`, else a
-        record."""
+        """Makes the value that is written for a row that is done: its result alone under `replace`,
+        else a record."""
         if self._merge == "replace":
             return value
         return self.record(data, value)
 
     def record(self, data: Fields, value: JSONValue) -> Fields:
-        """The record of a row that is done. It shares its values with what it was made of."""
+        """Makes the record of a row that is done. It shares its values with what it was made of."""
         if self._merge == "append":
             return {**data, self._stage: value}
         # every stage whose result is written was skipped: all that it would have is null
@@ -183,12 +184,12 @@ class Merger:
         }
 
     def failed(self, data: Fields) -> Fields:
-        """The record of a row that failed: what it has of the row itself."""
+        """Makes the record of a row that failed: what it has of the row itself."""
         return {} if self._merge == "replace" else data
 
 
 def free_name(field: str, stage: str, taken: Container[str]) -> str:
-    """`field`, or `<stage>.<field>` where that is taken already."""
+    """Returns `field`, or `<stage>.<field>` if that is taken already."""
     while field in taken:
         field = f"{stage}.{field}"
     return field
@@ -304,6 +305,7 @@ class Observed:
     def _column(
         self, name: str, merge: Merge, merger: Merger, result: Mapping[str, int]
     ) -> TableColumn:
+        """Makes the column of a field."""
         field = merger.origin.get(name)
         if field is None:
             return TableColumn(name, kind_of(self._row[name]))
@@ -315,6 +317,8 @@ class Observed:
 
 
 def _add(seen: dict[str, int], fields: Fields) -> None:
+    """Adds the values of a row or a result to what is known of its fields. Raises AgacError if
+    there are too many."""
     for name, value in fields.items():
         seen[name] = seen.get(name, 0) | (TEXT_BIT if type(value) is str else bits_of(value))
     if len(seen) > MAX_COLUMNS:

@@ -79,6 +79,7 @@ def accepted_keys(
     1970."""
 
     def keep(provider: str, account: str) -> None:
+        """Remembers a key in the store."""
         ledger.batch.accepted.append((provider, account, now()))
 
     return AcceptedKeys(stop_signal, partial(key_accepted, database), keep)

@@ -59,9 +59,9 @@ if TYPE_CHECKING:
 async def killed_before(
     database: Database, workflow: str
 ) -> tuple[runs.InvocationRecord, int] | None:
-    """The workflow's last invocation if it was killed, and how many calls may have been lost with
-    it, of its own run. The bound is twice its concurrency (`rate_limiter.CallLimit`), and no more
-    than the calls of rows without an outcome, where all rows are the input's."""
+    """Returns the workflow's last invocation if it was killed, and how many calls may have been
+    lost with it, of its own run. The bound is twice its concurrency (`rate_limiter.CallLimit`), and
+    no more than the calls of rows without an outcome, if all rows are the input's."""
     found = await runs.last_invocation(database, workflow)
     if found is None or found[1].ended_at is not None:
         return None
@@ -76,8 +76,8 @@ async def killed_before(
 
 
 async def broken_off_retry(database: Database, run: int) -> Retry | None:
-    """The retry that the last invocation did not end, or whose rows wait for batches: a plain run
-    finishes it."""
+    """Returns the retry that the last invocation did not end, or whose rows wait for batches: a
+    plain run finishes it."""
     record = await runs.run_record(database, run)
     last = record.invocation
     filters = read_as(InvocationStart, last.body).retry if last is not None else None
@@ -242,8 +242,8 @@ def _billed_a_row(stage: PlannedStage, concurrency: int) -> int:
 
 
 async def _workers_of(context: InvocationContext) -> WorkerCalls | None:
-    """Who carries out calls and functions in the place of this process, or did so for an earlier
-    one."""
+    """Opens what carries out calls and functions in the place of this process, or did so for an
+    earlier one."""
     if context.work.hooks.executor is None:
         return None
     from agac.engine.workers.chunks import WorkerCalls
@@ -271,6 +271,7 @@ class Askers(NamedTuple):
         return {index: source for index, source in found if source is not None}
 
     def _source_of(self, stage: AnyStage) -> AnswerSource | None:
+        """Returns who answers the tasks of a stage; None: it has no tasks."""
         if isinstance(stage, LocalStage):
             if isinstance(stage.operation, Python):
                 return self.functions
@@ -281,6 +282,7 @@ class Askers(NamedTuple):
 
 
 def _working_shard(context: InvocationContext, lanes: Mapping[str, Lane]) -> WorkingShard:
+    """Makes what a shard needs of the invocation that works on it."""
     from agac.engine.sharding.shard_run import WorkingShard  # only shards need a remote
 
     return WorkingShard(

@@ -67,6 +67,7 @@ be used again."""
 
 
 def parsed_event(data: str | bytes) -> Any:
+    """Reads the JSON of an event. Raises GarbledStream."""
     try:
         return loads(data)
     except (ValueError, RecursionError):
@@ -87,8 +88,8 @@ class Events:
         self._after_cr = self._begun = self._is_error = False
 
     def feed(self, chunk: bytes) -> Iterator[Any]:
-        """The events that are whole now: their JSON, None for `[DONE]`. Raises GarbledStream,
-        ReplyTooLarge."""
+        """Yields the events that are whole now: their JSON, None for `[DONE]`. Raises GarbledStream
+        and ReplyTooLarge."""
         # a line ends in LF, in CR, or in CR LF, of which the chunk before may have brought the
         # first half
         if self._after_cr and chunk.startswith(b"\n"):
@@ -112,6 +113,7 @@ class Events:
             raise ReplyTooLarge
 
     def _ended(self) -> Iterator[Any]:
+        """Yields the event that an empty line ended."""
         data = b"\n".join(self._data).strip()
         is_error = self._is_error
         self._data = []
@@ -129,8 +131,8 @@ class ReplyTooLarge(aiohttp.ClientPayloadError):
 
 
 async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """The decoded body, `most` bytes of it. Raises ReplyTooLarge for more; of an error the
-    beginning will do."""
+    """Reads the decoded body, at most `most` bytes of it. Raises ReplyTooLarge for more; of an
+    error the beginning is enough."""
     pieces = []
     size = 0
     while not response.content.at_eof():
@@ -173,7 +175,7 @@ _BEGINS_EVENTS = (b"data:", b"event:")
 
 
 def _all_taken(body: bytes, assembly: Assembly) -> bool:
-    """Puts together the events of a body that came whole. Whether the answer is whole. Raises
+    """Puts together the events of a body that came whole. True if the answer is whole. Raises
     GarbledStream."""
     for event in Events().feed(body + b"\n\n"):
         assembly.take(event)
@@ -215,6 +217,7 @@ the others."""
 
 @cache
 def _bounds(timeout: Timeout) -> aiohttp.ClientTimeout:
+    """Makes the time limits of calls, once for each `Timeout`."""
     return aiohttp.ClientTimeout(
         total=timeout.total, connect=timeout.connect, sock_read=timeout.first_byte
     )
@@ -304,7 +307,7 @@ class Sender:
                 await session.close()
 
     def session(self, trace: aiohttp.TraceConfig | None = None) -> aiohttp.ClientSession:
-        """The connections; they are there from the first call on. `trace` sees what goes over
+        """Returns the connections, and opens them for the first call. `trace` sees what goes over
         them."""
         if self._session is None:
             # servers close idle connections after 60 s or more; ours must be the shorter
@@ -314,6 +317,7 @@ class Sender:
     def _opened(
         self, trace: aiohttp.TraceConfig | None = None, **pool: Any
     ) -> aiohttp.ClientSession:
+        """Opens a pool of connections."""
         if self.settings.provider.offline:
             raise AssertionError(
                 f"a call to {self.settings.provider.name} was to go out, and it is offline"
@@ -332,7 +336,7 @@ class Sender:
         )
 
     def bounds(self, timeout: Timeout, within: float | None) -> aiohttp.ClientTimeout:
-        """The bounds of one call, never more than `within`."""
+        """Returns the time limits of one call, never more than `within`."""
         bounds = _bounds(timeout)
         if within is not None and (bounds.total is None or within < bounds.total):
             bounds = aiohttp.ClientTimeout(
@@ -341,6 +345,7 @@ class Sender:
         return bounds
 
     def fault(self, problem: BaseException, bounds: aiohttp.ClientTimeout) -> Fault:
+        """Makes the fault of a call that got no answer."""
         if isinstance(problem, ReplyTooLarge):
             return too_large(self.settings.provider)
         if isinstance(problem, aiohttp.WSServerHandshakeError):
@@ -532,6 +537,8 @@ class SocketSender:
         task.add_done_callback(self._leaving.discard)
 
     def _strike(self, *, at_once: bool = False) -> None:
+        """Counts a socket that came to nothing. After some of them `auto` turns to server-sent
+        events."""
         self._strikes += 1
         if self._fallback and not self._without and (at_once or self._strikes >= STRIKES):
             self._without = True
@@ -560,6 +567,7 @@ class SocketSender:
 async def _refuse(
     _session: aiohttp.ClientSession, _context: object, redirect: TraceRequestRedirectParams
 ) -> None:  # aiohttp would follow: `ws_connect` cannot be told not to
+    """Refuses a redirect."""
     raise _Redirected(redirect.response)
 
 

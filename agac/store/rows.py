@@ -170,8 +170,8 @@ rows_by_id: Reads[[int, Sequence[RowId]], dict[RowId, list[StoredRow]]] = reads(
 
 
 async def kept_rows(database: Database, run: int, ids: Sequence[RowId]) -> dict[RowId, int | None]:
-    """Of ids that came several times, under `on_duplicate_id`: the number of the row that is
-    kept."""
+    """Finds the row that is kept of each id that came several times, under `on_duplicate_id`: its
+    number."""
     by_id = await rows_by_id(database, run, ids) if ids else {}
     return {
         row_id: old.ordinal for row_id, same in by_id.items() for old in same if not old.occurrence
@@ -259,14 +259,15 @@ first_event_since: Reads[[int, float], int] = reads(
 
 
 def all_rows(database: Database, run: int) -> AsyncIterator[list[StoredRow]]:
-    """Every row of a run, some hundred at a time, those that stages made too."""
+    """Reads every row of a run, some hundred at a time, those that stages made too."""
     return _pages(database, "rows_all", StoredRow, position="key", run=run)
 
 
 async def rows_of_retry(
     database: Database, run: int, choice: RowChoice, *, others: bool = False
 ) -> AsyncIterator[list[StoredRow]]:
-    """The chosen rows in the order of the input, or all that are usable, some hundred at a time."""
+    """Reads the chosen rows in the order of the input, or all that are usable, some hundred at a
+    time."""
     async for rows in _pages(
         database, "rows_of_retry", StoredRow, **_chosen(run, choice), others=others
     ):
@@ -282,8 +283,8 @@ async def rows_of_retry(
 async def chosen_counts(
     database: Database, run: int, choice: RowChoice
 ) -> list[tuple[str | None, str | None, int]]:
-    """Chosen rows: (stage where they failed, kind of error, rows); (None, None, n) done, ("",
-    None, n) open ones."""
+    """Counts the chosen rows: (stage where they failed, kind of error, rows); (None, None, n) for
+    done ones, ("", None, n) for open ones."""
     values = _chosen(run, choice)
     if not choice.rows:
         return await select(
@@ -299,6 +300,7 @@ async def chosen_counts(
 
 
 def _chosen(run: int, choice: RowChoice) -> dict[str, Any]:
+    """Returns the values of the statements that read the rows of a choice."""
     done_too = choice.from_stage is not None and choice.stage is None and choice.error is None
     return {
         "run": run,
@@ -437,7 +439,7 @@ some of the others."""
 
 
 def present(counts: Sequence[MadeCount], origin: int) -> dict[str, int]:
-    """The rows of a maker by outcome, as `runs.row_counts` gives those of the input."""
+    """Counts the rows of a maker by outcome, as `runs.row_counts` does those of the input."""
     by_state = {
         state: sum(c.rows for c in counts if c.origin == origin and c.state == state)
         for state in State
@@ -508,7 +510,7 @@ made_examples: Reads[[int], list[ErrorExample]] = reads("made_examples", ErrorEx
 
 
 def export_rows(database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
-    """All rows of the input in order, some hundred at a time."""
+    """Reads all rows of the input in order, some hundred at a time."""
     return _pages(database, "rows_export", ExportRow, run=run)
 
 

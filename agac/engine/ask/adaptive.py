@@ -242,8 +242,8 @@ class Adaptive:
     def refused(
         self, number: int, now: float, *, took: float, in_flight: int, delay: float | None
     ) -> None:
-        """Call `number` was refused by rate, `took` seconds after it was sent, with `in_flight`
-        other calls open; the server asked for a pause of `delay` seconds."""
+        """Learns that call `number` was refused by rate, `took` seconds after it was sent, with
+        `in_flight` other calls open; the server asked for a pause of `delay` seconds."""
         self._refused += 1
         if delay is None:
             self.overloaded(number, took=took, in_flight=in_flight)
@@ -259,14 +259,14 @@ class Adaptive:
                 self._slow_down(now, took, delay)
 
     def marked(self, number: int, now: float, *, took: float) -> None:
-        """The answer to call `number` says that the account's quota is used up: calls that would
-        be refused next are not sent."""
+        """Learns from the answer to call `number` that the account's quota is used up: calls that
+        would be refused next are not sent."""
         may_measure = not self.interval or now - self._newer[0] >= MEASURED
         if number > self._pace.cut_at and may_measure:
             self._slow_down(now, took, None)
 
     def overloaded(self, number: int, *, took: float, in_flight: int) -> None:
-        """Call `number` met an overloaded server, with `in_flight` other calls open."""
+        """Learns that call `number` met an overloaded server, with `in_flight` other calls open."""
         room = self._room
         if number > room.cut_at and not room.is_noise():
             room.value = min(room.value, float(self.limit))

@@ -99,7 +99,7 @@ shows it whole."""
 
 
 def fields(**values: JSONValue) -> dict[str, Any]:
-    """The `extra` of a log record next to its message: `--log-format json` shows it."""
+    """Returns the `extra` of a log record next to its message: `--log-format json` shows it."""
     return {"fields": values}
 
 

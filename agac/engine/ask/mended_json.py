@@ -146,6 +146,7 @@ def _is_all_of(reply: str, value: JSONValue) -> bool:
 
 
 def _closes(part: JSONValue | _Sign) -> bool:
+    """True if this closes an object or a list."""
     return isinstance(part, _Sign) and part.char in _CLOSING
 
 
