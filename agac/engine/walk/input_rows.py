@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import ChainMap, Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from contextlib import closing, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.keys import numbered_id, row_hash, snapshot
 from agac.core.types import Row, RowId
 from agac.data.files import PREVIOUS
-from agac.engine.context import InvocationContext
+from agac.engine.context import InvocationContext, TasksOfRows
 from agac.engine.decide.duplicates import (
     first_free_id,
     occurrence_of,
@@ -188,6 +188,17 @@ CHUNK_CHARACTERS = 4_000_000
 memory."""
 
 
+class KnownOfRows(NamedTuple):
+    """What is known of some stored rows."""
+
+    tasks: TasksOfRows
+    """Their tasks."""
+    waiting: Mapping[int, int]
+    """Those that merely wait, with the position of the stage at which they do."""
+    aged: Collection[int]
+    """Those with a result that is too old, or about which people decided."""
+
+
 class InputRows:
     """One pass over the input. Rows that are no longer in it are removed as soon as its end is
     read, while others are at work."""
@@ -336,39 +347,51 @@ class InputRows:
             return []
         context = self._context
         keys = [old.key for _, old in pairs]
-        tasks_of = await context.tasks_of(keys)
-        waiting = await context.merely_waiting(keys)
-        aged = await self._aged(pairs)
+        known = KnownOfRows(
+            tasks=await context.tasks_of(keys),
+            waiting=await context.merely_waiting(keys),
+            aged=await self._aged(pairs),
+        )
         active_rows = []
         for new, old in pairs:
             new.key = old.key
-            tasks = tasks_of[0].get(old.key, {})
-            same = new.hash == old.hash
-            was_open = old.state == State.PENDING
+            tasks = known.tasks[0].get(old.key, {})
             if old.ordinal is None:
                 self._settler.count_tasks(tasks, 1)
-            if same and old.key not in aged and self._left_as_it_is(new, old, tasks):
+            is_same = new.hash == old.hash
+            if is_same and old.key not in known.aged and self._left_as_it_is(new, old, tasks):
                 self._totals.rows.unchanged += 1
                 continue
             self._settler.count_row(old.state, -1, old.error_type)
             self._count(new)
-            if not same or new.state != old.state or new.state is not State.PENDING:
+            if not is_same or new.state != old.state or new.state is not State.PENDING:
                 self._ledger.batch.rows.changes.append(new)
-            if new.state is not State.PENDING:
-                continue
-            row = context.taken_up(new, context.preparer.view(new.row.data), tasks_of)
-            if same and was_open and old.key in waiting:
-                self._settler.row_parked(row, context.plan.stages[waiting[old.key]])
-                continue
-            row.resumed = is_resumed(
-                old, is_made=False, is_decided=old.key in aged, is_batched=context.row_facts.batched
-            )
-            if was_open:
-                context.go_on_as_retry(row, old.seen)
-            active_rows.append(row)
-            if same:
-                self._settler.reopen_row(row, old)
+            if new.state is State.PENDING:
+                row = self._open_again(new, old, known)
+                if row is not None:
+                    active_rows.append(row)
         return active_rows
+
+    def _open_again(self, new: NewRow, old: StoredRow, known: KnownOfRows) -> ActiveRow | None:
+        """Makes a row at work of a stored one that is open now; None: it merely waits."""
+        context = self._context
+        row = context.taken_up(new, context.preparer.view(new.row.data), known.tasks)
+        is_same = new.hash == old.hash
+        was_open = old.state == State.PENDING
+        if is_same and was_open and old.key in known.waiting:
+            self._settler.row_parked(row, context.plan.stages[known.waiting[old.key]])
+            return None
+        row.resumed = is_resumed(
+            old,
+            is_made=False,
+            is_decided=old.key in known.aged,
+            is_batched=context.row_facts.batched,
+        )
+        if was_open:
+            context.go_on_as_retry(row, old.seen)
+        if is_same:
+            self._settler.reopen_row(row, old)
+        return row
 
     def _left_as_it_is(
         self, new: NewRow, old: StoredRow, tasks: Mapping[int, store.PriorTask]
