@@ -19,38 +19,28 @@ BUFFER = 128 * 1024
 GZIP = b"\x1f\x8b"
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
-"""A frame that holds none of the content: `pzstd` writes one before each other frame."""
+"""A frame without content: `pzstd` writes one before each other frame."""
 _OTHERS = {
     "bzip2": re.compile(rb"BZh[1-9]1AY&SY"),
     "xz": re.compile(rb"\xfd7zXZ\0"),
     "lz4": re.compile(rb"\x04\x22M\x18"),
 }
-"""What files begin with that other programs compressed, by their names."""
+"""How files begin that other programs compressed, by the names of these."""
 _BY_SUFFIX = {".gz": GZIP, ".zst": ZSTANDARD}
-# bytes of a zstandard file that are unpacked at a time: what comes of them has to fit into memory
 _PIECE = 1024
+"""Bytes of a zstandard file that are unpacked at a time: the result has to fit into memory."""
 
 
 def unpacked(file: io.BufferedReader[Any], path: Path, shown: str) -> io.BufferedReader[Any]:
-    """The file itself, or what a compressed one holds. What it begins with tells, whatever its
-    name. Raises UsageError when the name says that it is compressed and it is not, when it is
-    compressed in another way, or when a library is missing."""
+    """Returns the file itself, or the content of a compressed one. Its beginning tells which it
+    is, whatever its name.
+
+    Raises UsageError if the name says that it is compressed and it is not, if it is compressed in
+    another way, or if a library is missing."""
     head = file.peek(10)[:10]
     if _SKIPPABLE.match(head):
         head = ZSTANDARD
-    expected = _BY_SUFFIX.get(path.suffix.lower())
-    if expected is not None and not head.startswith(expected):
-        what = "is empty" if not head else "is not what its name says"
-        raise UsageError(
-            f"{shown}: {what}, a {path.suffix.lower()} file",
-            remedy="Compress it anew, or rename it.",
-        )
-    for program, beginning in _OTHERS.items():
-        if beginning.match(head):
-            remedy = "Unpack the file, or compress it with gzip or zstd."
-            raise UsageError(
-                f"{shown}: it is compressed by {program}, which agac does not read", remedy=remedy
-            )
+    _refuse_other_forms(head, path, shown)
     if head.startswith(GZIP):
         pieces = iter(partial(gzip.GzipFile(fileobj=file).read, BUFFER), b"")
     elif head.startswith(ZSTANDARD):
@@ -63,11 +53,29 @@ def unpacked(file: io.BufferedReader[Any], path: Path, shown: str) -> io.Buffere
     return io.BufferedReader(Pieces(pieces, shown), BUFFER)
 
 
+def _refuse_other_forms(head: bytes, path: Path, shown: str) -> None:
+    """Raises UsageError for a file that is not what its name says, or compressed by a program whose
+    files agac does not read."""
+    suffix = path.suffix.lower()
+    expected = _BY_SUFFIX.get(suffix)
+    if expected is not None and not head.startswith(expected):
+        fault = "is not what its name says" if head else "is empty"
+        raise UsageError(
+            f"{shown}: {fault}, a {suffix} file", remedy="Compress it anew, or rename it."
+        )
+    for program, beginning in _OTHERS.items():
+        if beginning.match(head):
+            raise UsageError(
+                f"{shown}: it is compressed by {program}, which agac does not read",
+                remedy="Unpack the file, or compress it with gzip or zstd.",
+            )
+
+
 class Pieces(io.RawIOBase):
-    """Unpacked pieces as a raw file, with errors that say which file is torn. `encoding`: what
-    they were written in."""
+    """Pieces of a file as a raw file, with errors that say which file is torn."""
 
     def __init__(self, pieces: Iterator[bytes], shown: str, encoding: str | None = None) -> None:
+        """`encoding`: the one in which the text was written, if the pieces are converted."""
         self._pieces = pieces
         self._ready = memoryview(b"")
         self.name = shown
@@ -101,14 +109,17 @@ class Pieces(io.RawIOBase):
         raise AgacError(f"{self.name}: {problem}", remedy="Get the file again, then run again.")
 
 
-_LONGEST_HEADER = 18  # bytes of a zstandard frame before its first block
-# bytes that the library keeps of what it unpacked, at most: as `zstd` without an option
+_LONGEST_HEADER = 18
+"""The most bytes of a zstandard frame before its first block."""
 _WINDOW = 1 << 27
+"""The most bytes that the library keeps of what it unpacked: as `zstd` without an option."""
 
 
 def _zstandard_pieces(file: io.BufferedReader, shown: str) -> Iterator[bytes]:
-    """What a zstandard file holds. The library's own reader takes a torn one for a finished one.
-    Raises as gzip's, and AgacError for a frame that takes more memory than `_WINDOW`."""
+    """Yields the content of a zstandard file. The library's own reader takes a torn file for a
+    finished one.
+
+    Raises as gzip does, and AgacError for a frame that takes more memory than `_WINDOW`."""
     import zstandard
 
     frame = None
@@ -133,8 +144,8 @@ def _zstandard_pieces(file: io.BufferedReader, shown: str) -> Iterator[bytes]:
 
 
 def _refuse_frame(header: bytes, shown: str) -> None:
-    """Raises AgacError where a zstandard frame that begins so takes more memory than agac gives
-    it, or a dictionary."""
+    """Raises AgacError if a zstandard frame with this header needs a dictionary, or more memory
+    than agac gives it."""
     import zstandard
 
     try:

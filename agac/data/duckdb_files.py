@@ -152,8 +152,11 @@ def durations_of(connection: DuckDBPyConnection, path: Path) -> Durations:
 
 _DURATION = 18
 """The number of a duration in the union Type."""
-_NAME, _TYPE, _TYPE_TABLE, _CHILDREN = 0, 2, 3, 5
-"""Positions in the table Field."""
+_NAME = 0
+_TYPE = 2
+_TYPE_TABLE = 3
+_CHILDREN = 5
+"""Positions of fields in the table Field."""
 _DECIMALS = (0, 3, 6, 9)
 """The decimals of seconds, milli-, micro- and nanoseconds, in the order of Arrow's TimeUnit."""
 _DEFAULT_UNIT = 1

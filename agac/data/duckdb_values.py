@@ -73,14 +73,13 @@ class TypedRows:
         same. `durations`: the columns of integers that are durations."""
         self._selected = tuple(relation.columns)
         self.columns = tuple(names.get(name, name) for name in self._selected)
-        self._readings = [
-            _ColumnType("DOUBLE", _plain_number)
-            if selected in mixed and kind.id == "double"
-            else _reading(kind, json=json, durations=durations.get(name))
-            for selected, name, kind in zip(
-                self._selected, self.columns, relation.types, strict=True
-            )
-        ]
+        self._readings = []
+        for selected, name, kind in zip(self._selected, self.columns, relation.types, strict=True):
+            if selected in mixed and kind.id == "double":
+                reading = _ColumnType("DOUBLE", _plain_number)
+            else:
+                reading = _reading(kind, json=json, durations=durations.get(name))
+            self._readings.append(reading)
 
     def read(
         self, connection: DuckDBPyConnection, rows: str, start: int

@@ -43,25 +43,28 @@ MAX_RECORD_BYTES = 64 * 1024 * 1024
 """The most bytes of a record: otherwise one missing quote or bracket pulls a whole file into
 memory."""
 BOM = b"\xef\xbb\xbf"
+"""The byte order mark of UTF-8."""
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class Record(NamedTuple):
-    """One record of a source, before it has an id. `ordinal` counts records from 1, `line` is the
-    physical line on which it begins, None where there are none. Where it cannot be used `error`
-    says why, and `data` is what is known of it, mostly None. `file` is its name, where a source
-    has several; `short`: it has fewer fields than the header. A tuple costs a third of a
-    dataclass."""
+    """One record of a source, before it has an id. A tuple costs a third of a dataclass."""
 
     ordinal: int
+    """The number of the record, from 1."""
     data: dict[str, JSONValue] | None
+    """Its fields; of a record that cannot be used those that are known, mostly None."""
     error: RowError | None = None
+    """Why it cannot be used."""
     line: int | None = None
+    """The physical line on which it begins; None: the format has no lines."""
     file: str | None = None
+    """The name of its file, if the source has several."""
     short: bool = False
+    """True if it has fewer fields than the header."""
 
     def place(self, shown: str) -> str:
-        """The record's place, as messages begin; `shown` is the source's name."""
+        """Returns the record's place, as messages begin; `shown` is the source's name."""
         where = self.file or shown
         if self.line is None:
             return f"{where}: row {self.ordinal}"
@@ -69,26 +72,29 @@ class Record(NamedTuple):
 
 
 class Source(Protocol):
-    """Where rows come from. Opening one has already refused what makes all records unusable."""
+    """A source of rows. Opening it has already refused what makes all records unusable."""
 
     def columns(self) -> tuple[str, ...] | None:
-        """The declared fields, in order; None where each record brings its own."""
+        """Returns the declared fields, in order; None if each record brings its own."""
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        """Every record after the first `start`, in order, streamed; each call reads from the
-        beginning again. Trouble inside the data is a record with an error, never a gap. Raises
-        AgacError when the file cannot be read."""
+        """Yields every record after the first `start`, in order; each call reads from the
+        beginning again.
+
+        Faults inside the data are records with an error, never a gap. Raises AgacError if the
+        file cannot be read."""
 
     def describe(self) -> str:
-        """The input as messages name it: its path as the user wrote it."""
+        """Returns the input as messages name it: its path as the user wrote it."""
 
 
 @contextmanager
 def opened(path: Path, shown: str, encoding: str | None = None) -> Iterator[BufferedReader]:
-    """The file, for reading bytes, unpacked when it is compressed, placed after a UTF-8 byte order
-    mark. Text that is written in another `encoding`, or begins with the mark of UTF-16, is read as
-    if it were UTF-8. The next 64 KB can be peeked at. Raises UsageError when it is no file (any
-    more) or not readable; AgacError when reading fails later."""
+    """Opens a file for reading bytes, unpacked if it is compressed, after a UTF-8 byte order mark.
+
+    Text in another `encoding`, or with the mark of UTF-16, is read as if it were UTF-8. The next
+    64 KB can be peeked at. Raises UsageError if there is no such file (any more) or it is not
+    readable; AgacError if reading fails later."""
     try:
         if not path.exists():
             raise UsageError(f"{shown}: no such file", remedy="Check the path of the input.")
@@ -99,12 +105,12 @@ def opened(path: Path, shown: str, encoding: str | None = None) -> Iterator[Buff
             head = file.peek(4)[:4]
             if head.startswith(BOM):
                 file.read(len(BOM))
-            found = encoding_of(head, encoding)
-            yield (
-                BufferedReader(Pieces(_as_utf_8(file, found, shown), shown, found), BUFFER)
-                if found
-                else file
-            )
+            other_encoding = encoding_of(head, encoding)
+            if other_encoding is None:
+                yield file
+            else:
+                pieces = _as_utf_8(file, other_encoding, shown)
+                yield BufferedReader(Pieces(pieces, shown, other_encoding), BUFFER)
     except Refused as error:
         raise UsageError(f"{shown} {error}", remedy="Check the path of the input.") from None
     except PermissionError as error:
@@ -117,21 +123,21 @@ def opened(path: Path, shown: str, encoding: str | None = None) -> Iterator[Buff
 
 
 def encoding_of(head: bytes, named: str | None) -> str | None:
-    """How a text that begins with `head` is written, None: in UTF-8. A byte order mark tells
-    before what is named."""
-    if head[:2] in UTF_16 and head[2:4] != b"\0\0":  # else it is UTF-32's
+    """Returns the encoding of a text that begins with `head`; None: UTF-8. A byte order mark comes
+    before the encoding that is `named`."""
+    if head[:2] in UTF_16 and head[2:4] != b"\0\0":  # otherwise it is UTF-32's
         return "utf-16"
-    is_utf_8 = (
-        named is None or head.startswith(BOM) or codecs.lookup(named).name in ("utf-8", "utf-8-sig")
-    )
-    return None if is_utf_8 else named
+    if named is None or head.startswith(BOM):
+        return None
+    return None if codecs.lookup(named).name in ("utf-8", "utf-8-sig") else named
 
 
 def _kept(error: UnicodeError) -> tuple[str, int]:
-    """Bytes that cannot be read stay in a text as one lone surrogate: the first of them that is
+    """Keeps bytes that cannot be read in a text as one lone surrogate: the first of them that is
     not ASCII."""
     assert isinstance(error, UnicodeDecodeError)
-    byte = next((one for one in error.object[error.start : error.end] if one >= 0x80), 0xFF)
+    unreadable_bytes = error.object[error.start : error.end]
+    byte = next((byte for byte in unreadable_bytes if byte >= 0x80), 0xFF)
     return chr(0xDC00 + byte), error.end
 
 
@@ -145,8 +151,8 @@ OTHER_ENCODING = (
 
 
 def unreadable(text: str, what: str, encoding: str | None) -> str | None:
-    """Which byte of `text` is none of its encoding (None: UTF-8), a lone surrogate there, and what
-    to do about it."""
+    """Says which byte of `text` is not of its encoding (None: UTF-8), which is a lone surrogate in
+    it, and what to do about it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -156,9 +162,8 @@ def unreadable(text: str, what: str, encoding: str | None) -> str | None:
             place = f"character {len(before) + 1}"
         else:
             place = f"offset {len(before.encode())}"
-        marked = "UTF-16, as the file's byte order mark says that it is; save the file as UTF-8"
         if encoding == "utf-16":
-            named = marked
+            named = "UTF-16, as the file's byte order mark says that it is; save the file as UTF-8"
         else:
             named = f"{encoding or 'UTF-8'}; {OTHER_ENCODING}"
         return f"byte 0x{byte:02x} at {place} of the {what} is not {named}"
@@ -166,8 +171,8 @@ def unreadable(text: str, what: str, encoding: str | None) -> str | None:
 
 
 def _as_utf_8(file: BufferedReader, encoding: str, shown: str) -> Iterator[bytes]:
-    """The pieces of a text in another encoding; what has no meaning in it costs its record alone.
-    Raises AgacError."""
+    """Yields the pieces of a text in another encoding as UTF-8. Bytes without a meaning in it cost
+    their record alone. Raises AgacError."""
     decoder = codecs.getincrementaldecoder(encoding)(KEPT)
     try:
         for piece in itertools.chain(iter(partial(file.read, BUFFER), b""), [b""]):
@@ -178,12 +183,12 @@ def _as_utf_8(file: BufferedReader, encoding: str, shown: str) -> Iterator[bytes
 
 
 class FileSource:
-    """A source that is one file; `shown` is its name in messages. Opening it refuses what is no
-    readable file."""
+    """A source that is one file."""
 
     _columns: tuple[str, ...] = ()
 
     def __init__(self, path: Path, shown: str, encoding: str | None = None) -> None:
+        """Refuses what is no readable file; `shown` is its name in messages."""
         self._path = path
         self._shown = shown
         self._encoding = encoding
@@ -202,15 +207,15 @@ class FileSource:
     def _refused(
         self, ordinal: int, line: int | None, problem: str, kind: ErrorType = ErrorType.INVALID_ROW
     ) -> Record:
-        """A record that cannot be used; its message begins with file and line, or with file and
-        row."""
+        """Makes a record that cannot be used; its message begins with file and line, or with file
+        and row."""
         place = Record(ordinal, None, None, line).place(self._shown)
         return Record(ordinal, None, RowError(kind, f"{place}: {problem}"), line)
 
 
 class LineSource(FileSource, ABC):
-    """One record a line, which ends at `\\n` alone (U+2028 stays inside); lines of white space are
-    no records."""
+    """A source with one record per line, which ends at `\\n` alone (U+2028 stays inside). Lines of
+    white space are no records."""
 
     def records(self, start: int = 0) -> Iterator[Record]:
         with self._opened() as file:
@@ -232,16 +237,17 @@ class LineSource(FileSource, ABC):
                     yield self._refused(ordinal, line, str(why))._replace(data=self.known(line))
 
     def known(self, line: int) -> dict[str, JSONValue] | None:
-        """What is known of a line that cannot be read."""
+        """Returns what is known of a line that cannot be read."""
         return None
 
     @abstractmethod
     def record(self, ordinal: int, line: int, text: str) -> Record:
-        """The record in a line, or what is wrong with it."""
+        """Returns the record in a line, or what is wrong with it."""
 
 
 def next_line(file: BufferedReader) -> bytes:
-    """The next line; of one that is too long only the beginning, which still shows that it is."""
+    """Returns the next line; of one that is too long only the beginning, which is still too
+    long."""
     raw = file.readline(MAX_RECORD_BYTES + 1)
     if len(raw) > MAX_RECORD_BYTES:
         rest = raw
@@ -259,19 +265,22 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class AtomicFile:
-    """Text on its way to `path`. Nothing of it is visible there until `commit`. Sinks that are one
-    file inherit it. Text is UTF-8 with `\\n` line ends, whatever the locale says. A lone surrogate
-    is written as its JSON escape, which is right because JSON is what is written, and no UTF-8
-    file can hold it otherwise."""
+    """Text on its way to `path`. Nothing of it is visible there until `commit`.
 
-    remedy = ""  # what to do when it cannot be written; empty: what is done about an output
+    Sinks that are one file inherit it. Text is UTF-8 with `\\n` line ends, whatever the locale
+    says. A lone surrogate is written as its JSON escape, which is right because JSON is what is
+    written, and no UTF-8 file can hold it otherwise."""
+
+    remedy = ""
+    """What to do if it cannot be written; empty: what is done about an output."""
 
     def __init__(self, path: Path, remedy: str = "") -> None:
-        """Raises UsageError when a folder or a link stands at `path`, AgacError when the folder
-        cannot be written."""
+        """Raises UsageError if a folder or a link is at `path`, AgacError if the folder cannot be
+        written."""
         self.path = path
         self.remedy = remedy or self.remedy
-        self._finished = self._committed = False
+        self._finished = False
+        self._committed = False
         refuse_what_is_no_file(path)
         with explained(path, self.remedy):
             # for writers that take a path, which must neither replace nor remove this file
@@ -281,7 +290,7 @@ class AtomicFile:
             )
 
     def append(self, text: str) -> None:
-        """Appends `text`. Raises AgacError, with a remedy, when the disk refuses it."""
+        """Appends `text`. Raises AgacError, with a remedy, if the disk refuses it."""
         with explained(self.path, self.remedy):
             self._file.write(text)
 
@@ -324,10 +333,10 @@ class AtomicFile:
 
 
 def prove_writable(folder: Path, remedy: str) -> None:
-    """Raises AgacError when the folder, or the nearest one above it that is there, takes no file
-    (it has no name)."""
-    there = next(one for one in (folder, *folder.parents) if one.is_dir())
-    with explained(there, remedy), TemporaryFile(dir=there) as file:
+    """Raises AgacError if the folder, or the nearest one above it that exists, takes no file (the
+    one that is tried has no name)."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    with explained(existing, remedy), TemporaryFile(dir=existing) as file:
         file.write(bytes(1 << 16))  # so much has to fit before anything is paid for what goes there
         file.flush()
         os.fsync(file.fileno())
@@ -344,7 +353,7 @@ def write_whole(path: Path, text: str, remedy: str = "") -> None:
 
 
 def writable_place(path: Path, shown: str, root: Path) -> Path:
-    """Where `write_in_project` would write. Raises SpecError where it would not."""
+    """Returns where `write_in_project` would write. Raises SpecError if it would not."""
     try:
         return place_to_write(path, shown, root)
     except Unusable as error:
@@ -353,8 +362,9 @@ def writable_place(path: Path, shown: str, root: Path) -> Path:
 
 def write_in_project(path: Path, text: str, shown: str, root: Path, remedy: str = "") -> None:
     """Writes a file that the project at `root` names, `shown` in messages, or nothing; folders on
-    its way are made. A link is followed inside the project alone. Raises SpecError where it leads
-    out or no file can be, and as `AtomicFile` does."""
+    its way are made. A link is followed inside the project alone.
+
+    Raises SpecError if it leads out or there can be no file, and as `AtomicFile` does."""
     real = writable_place(path, shown, root)
     with explained(path, remedy):
         real.parent.mkdir(parents=True, exist_ok=True)
@@ -362,9 +372,9 @@ def write_in_project(path: Path, text: str, shown: str, root: Path, remedy: str 
 
 
 def put_aside(path: Path, word: str, *, replace: bool = False) -> Path:
-    """Keeps what a file holds, which is about to be replaced, beside it: `results.csv` as
-    `results.WORD.csv`, or where that is taken as `results.WORD-2.csv`; with `replace` in its
-    place. The file itself stays."""
+    """Copies a file that is about to be replaced next to it: `results.csv` as
+    `results.WORD.csv`, or if that is taken as `results.WORD-2.csv`; with `replace` in its place.
+    The file itself stays."""
     target = path.with_name(f"{path.stem}.{word}{path.suffix}")
     numbers = itertools.count(2)
     while target.exists() and not replace:
@@ -373,8 +383,8 @@ def put_aside(path: Path, word: str, *, replace: bool = False) -> Path:
 
 
 def keep_as(path: Path, target: Path) -> Path:
-    """Keeps what a file holds under another name too, in the place of what has that name; gives
-    it."""
+    """Gives a file's content another name too, in the place of what has that name. Returns the
+    name."""
     with explained(target):
         target.unlink(missing_ok=True)
         try:
@@ -390,15 +400,16 @@ row run had written."""
 
 
 def stamp(file: Path) -> list[int]:
-    """What a file is now: bytes, mtime in ns."""
+    """Returns what identifies a file's content now: bytes, mtime in ns."""
     stat = file.lstat()
     return [stat.st_size, stat.st_mtime_ns]
 
 
 def growing_mark(file: Path, head: int = 512) -> list[int]:
-    """Tells a file to which lines are appended from others that come to its place, by the `head`
-    of it in bytes: file systems give the number of a file that is gone to the next one. No stamp
-    is so."""
+    """Returns what tells a file to which lines are appended from others that come to its place.
+
+    That is its beginning, of `head` bytes, too: file systems give the number of a file that is
+    gone to the next one. No stamp has this form."""
     with file.open("rb") as opened:
         begin = opened.read(head)
     return [file.stat().st_ino, len(begin), zlib.crc32(begin)]
@@ -410,29 +421,39 @@ def has_mark(file: Path, mark: Sequence[int]) -> bool:
 
 
 class PreviousFile:
-    """Keeps a file beside the one that takes its place, as `FILE.previous`: over an earlier copy
-    only where agac wrote that. `known`: stamps and marks of what it wrote; `own`: that of a
-    growing file, not kept; `stamp`: the copy's."""
+    """Keeps a file as `FILE.previous` next to the one that takes its place: over an earlier copy
+    only if agac wrote that."""
 
     def __init__(
         self, path: Path | None, known: Iterable[list[int]], own: list[int] | None
     ) -> None:
+        """`known` are stamps and marks of what agac wrote; `own` is the mark of a growing file,
+        which is not kept."""
         self._known = list(known)
         self.stamp = list[int]()
-        there = (
-            path is not None and path.is_file() and not (own is not None and has_mark(path, own))
-        )
-        self.files = [path] if path is not None and there else []
+        """The stamp of the copy."""
+        self.files = list[Path]()
+        """The file to keep, if there is one."""
+        if path is not None and path.is_file():
+            is_growing = own is not None and has_mark(path, own)
+            if not is_growing:
+                self.files.append(path)
 
     def kept_as(self, path: Path) -> Path:
-        """Keeps what the file holds; gives the copy."""
+        """Copies the file. Returns the copy."""
         target = path.with_name(f"{path.name}.{PREVIOUS}")
         number = 1
-        while os.path.lexists(target) and not (target.is_file() and self._is_known(target)):
+        while not self._may_write(target):
             number += 1
             target = path.with_name(f"{path.name}.{PREVIOUS}-{number}")
         self.stamp = stamp(path) if self._is_known(path) else []
         return keep_as(path, target)
+
+    def _may_write(self, target: Path) -> bool:
+        """True if the name is free, or is that of a file which agac wrote."""
+        if not os.path.lexists(target):
+            return True
+        return target.is_file() and self._is_known(target)
 
     def _is_known(self, file: Path) -> bool:
         return stamp(file) in self._known or any(has_mark(file, mark) for mark in self._known)
@@ -449,8 +470,8 @@ def refuse_what_is_no_file(path: Path) -> None:
 
 
 def refuse_target(target: Path, own: Mapping[Path, str], example: str, *, force: bool) -> None:
-    """Raises UsageError where a file that a user names cannot be written: `target` is a folder, or
-    in none, or one of agac's `own` files, or is there already and not to be replaced (`force`)."""
+    """Raises UsageError if a file that a user names cannot be written: `target` is a folder, or in
+    none, or one of agac's `own` files, or exists and is not to be replaced (`force`)."""
     if target.is_dir():
         raise UsageError(f"{target} is a folder", remedy=f"Name a file in it: {target / example}")
     if not target.parent.is_dir():
@@ -460,9 +481,7 @@ def refuse_target(target: Path, own: Mapping[Path, str], example: str, *, force:
         )
     refuse_what_is_no_file(target)
     for path, what in own.items():
-        if target.resolve() == path.resolve() or (
-            target.exists() and path.exists() and target.samefile(path)
-        ):
+        if _is_same_file(target, path):
             raise UsageError(f"{target} is {what}", remedy="Name another file.")
     if target.exists() and not force:
         raise UsageError(
@@ -470,26 +489,36 @@ def refuse_target(target: Path, own: Mapping[Path, str], example: str, *, force:
         )
 
 
+def _is_same_file(path: Path, other: Path) -> bool:
+    if path.resolve() == other.resolve():
+        return True
+    return path.exists() and other.exists() and path.samefile(other)
+
+
 def remove_leftovers(folder: Path) -> None:
-    """Deletes the temporary files of runs that were killed. One whose writer still lives is
-    locked, and stays."""
+    """Deletes the temporary files of runs that were killed. A file whose writer is still running
+    is locked, and stays."""
     with suppress(OSError):
         for entry in list(os.scandir(folder)):
-            if not _TEMPORARY.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
-                continue
-            with suppress(OSError):
-                descriptor = os.open(entry.path, os.O_RDWR)
-                try:
-                    left = _lock(descriptor)
-                finally:
-                    os.close(descriptor)
-                if left:
-                    Path(entry.path).unlink()
+            if _TEMPORARY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with suppress(OSError):
+                    _remove_unlocked(entry.path)
+
+
+def _remove_unlocked(path: str) -> None:
+    """Deletes a temporary file unless its writer is still running."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        is_left = _lock(descriptor)
+    finally:
+        os.close(descriptor)
+    if is_left:
+        Path(path).unlink()
 
 
 def create_temporary(path: Path, *, private: bool = False) -> tuple[Path, int]:
-    """A new, locked temporary file next to `path`, readable as the umask allows or, where it is
-    `private` or among the state, by its owner; and its descriptor."""
+    """Makes a locked temporary file next to `path`, and returns it with its descriptor. It is
+    readable as the umask allows or, if it is `private` or among the state, by its owner."""
     opens = private_opener if private else opener
     for number in itertools.count():
         temporary = path.with_name(f"{PREFIX}{os.getpid()}-{number}-{path.name}")
@@ -509,8 +538,8 @@ def create_temporary(path: Path, *, private: bool = False) -> tuple[Path, int]:
 
 
 def _lock(descriptor: int) -> bool:
-    """True if the open file is now locked by us. A lock ends with its process, however that
-    ends."""
+    """Locks an open file. Returns True if it is ours now. A lock ends with its process, however
+    that ends."""
     if sys.platform == "win32":
         return True
     try:
@@ -521,7 +550,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes a rename in a folder outlive a power cut."""
+    """Makes a rename in a folder survive a power cut."""
     if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -72,43 +72,46 @@ async def lines_of(rows: GivenRows) -> AsyncIterator[str]:
 
 
 def each_row(rows: Any) -> Iterator[Any]:
-    """The rows of a frame, as dicts, or what an iterable gives."""
+    """Yields the rows of a frame, as dicts, or what an iterable gives."""
     if hasattr(rows, "iter_slices"):  # polars
-        reals = [name for name, kind in rows.schema.items() if str(kind) == "Float32"]
-        return _shown(
-            reals, (row for piece in rows.iter_slices(_PIECE) for row in piece.to_dicts())
-        )
+        return _polars_rows(rows)
     if hasattr(rows, "iloc") and hasattr(rows, "columns"):  # pandas
-        if not rows.columns.is_unique:
-            raise UsageError(
-                f"{GIVEN}: two columns have the same name", remedy="Rename one of them."
-            )
-        levels = [n for n in rows.index.names if isinstance(n, str) and n not in rows.columns]
-        named = {
-            name: rows.index.get_level_values(name) for name in levels if levels.count(name) == 1
-        }
-        rows = rows.assign(**named) if named else rows
-        pieces = (rows.iloc[at : at + _PIECE] for at in range(0, len(rows), _PIECE))
-        reals = [name for name, kind in rows.dtypes.items() if str(kind).lower() == "float32"]
-        return _shown(reals, (row for piece in pieces for row in piece.to_dict("records")))
-    if hasattr(rows, "__arrow_c_stream__"):
+        return _pandas_rows(rows)
+    is_arrow = hasattr(rows, "__arrow_c_stream__")
+    if is_arrow:
         arrow = library("pyarrow", "reading an Arrow stream")
         with suppress(arrow.ArrowInvalid):  # a column alone
             stream = arrow.RecordBatchReader.from_stream(rows)
-            index = pandas_index(
-                (stream.schema.metadata or {}).get(b"pandas"), getattr(rows, "num_rows", None)
-            )
+            metadata = (stream.schema.metadata or {}).get(b"pandas")
+            index = pandas_index(metadata, getattr(rows, "num_rows", None))
             return _arrow_rows(stream, index)
-    if (
-        isinstance(rows, Mapping | bytes | str)
-        or hasattr(rows, "__arrow_c_stream__")
-        or not isinstance(rows, Iterable)
-    ):
+    if is_arrow or isinstance(rows, Mapping | bytes | str) or not isinstance(rows, Iterable):
         remedy = (
             "Give an iterable of dicts, a frame of pandas, polars or Arrow, or the path of a file."
         )
         raise UsageError(f"the input is no rows, but of type {type(rows).__name__}", remedy=remedy)
     return iter(rows)
+
+
+def _polars_rows(frame: Any) -> Iterator[dict[str, Any]]:
+    reals = [name for name, kind in frame.schema.items() if str(kind) == "Float32"]
+    rows = (row for piece in frame.iter_slices(_PIECE) for row in piece.to_dicts())
+    return _shown(reals, rows)
+
+
+def _pandas_rows(frame: Any) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a frame, with those levels of its index that have a name of their own."""
+    if not frame.columns.is_unique:
+        raise UsageError(f"{GIVEN}: two columns have the same name", remedy="Rename one of them.")
+    levels = [
+        name for name in frame.index.names if isinstance(name, str) and name not in frame.columns
+    ]
+    named = {name: frame.index.get_level_values(name) for name in levels if levels.count(name) == 1}
+    if named:
+        frame = frame.assign(**named)
+    pieces = (frame.iloc[at : at + _PIECE] for at in range(0, len(frame), _PIECE))
+    reals = [name for name, kind in frame.dtypes.items() if str(kind).lower() == "float32"]
+    return _shown(reals, (row for piece in pieces for row in piece.to_dict("records")))
 
 
 def _shown(reals: Sequence[str], rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

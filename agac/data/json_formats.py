@@ -123,18 +123,26 @@ def _depth(value: JSONValue) -> int:
 
 
 def _field_with_surrogate(root: JSONValue) -> str | None:
+    """Names the part of a value that holds half of a surrogate pair; None: none does."""
     stack: list[tuple[str, JSONValue]] = [("", root)]
     while stack:
         path, value = stack.pop()
         if isinstance(value, str) and _SURROGATE.search(value):
             return f"the field {quoted(path)}" if path else "the value"
-        if isinstance(value, dict):
-            if any(_SURROGATE.search(key) for key in value):
-                return f"a key of {quoted(path)}" if path else "a key"
-            stack.extend((f"{path}.{key}" if path else key, child) for key, child in value.items())
-        elif isinstance(value, list):
-            stack.extend((f"{path}[{place}]", child) for place, child in enumerate(value))
+        if isinstance(value, dict) and any(_SURROGATE.search(key) for key in value):
+            return f"a key of {quoted(path)}" if path else "a key"
+        stack.extend(_children(path, value))
     return None
+
+
+def _children(path: str, value: JSONValue) -> Iterator[tuple[str, JSONValue]]:
+    """Yields what is in an object or a list, each with its path."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield f"{path}.{key}" if path else key, child
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            yield f"{path}[{index}]", child
 
 
 def json_column(text: str) -> JSONValue:
@@ -413,27 +421,21 @@ def _followed(text: _Text) -> JSONValue | _Broken:
 
 
 def _extent(text: _Text) -> int | None:
-    """How many characters the element at `text.at` has, or more than are allowed; None when the
-    file ends inside it."""
-    scalar = text.text[text.at] not in '"[{'
+    """Returns how many characters the element at `text.at` has, or more than are allowed; None if
+    the file ends inside it."""
+    if text.text[text.at] not in '"[{':
+        return _scalar_extent(text)
     depth = 0
-    length = int(scalar)
+    length = 0
     in_string = False
     while length <= MAX_RECORD_BYTES:
-        if scalar:
-            wanted = _SCALAR_END
-        elif in_string:
-            wanted = _IN_STRING
-        else:
-            wanted = _STRUCTURE
-        match = wanted.search(text.text, text.at + length)
+        pattern = _IN_STRING if in_string else _STRUCTURE
+        match = pattern.search(text.text, text.at + length)
         if match is None:
             length = max(length, len(text.text) - text.at)
             if not text.more():
-                return length if scalar else None
+                return None
             continue
-        if scalar:
-            return match.start() - text.at
         length = match.end() - text.at
         sign = match.group()
         if sign == "\\":
@@ -443,5 +445,18 @@ def _extent(text: _Text) -> int | None:
         else:
             depth += 1 if sign in "[{" else -1
         if depth == 0 and not in_string:
+            return length
+    return length
+
+
+def _scalar_extent(text: _Text) -> int:
+    """Returns how many characters a number or a word has, or more than are allowed."""
+    length = 1
+    while length <= MAX_RECORD_BYTES:
+        match = _SCALAR_END.search(text.text, text.at + length)
+        if match is not None:
+            return match.start() - text.at
+        length = max(length, len(text.text) - text.at)
+        if not text.more():
             return length
     return length

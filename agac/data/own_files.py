@@ -8,7 +8,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-LISTENS = "0A"  # the state of a socket that listens, in Linux's tables of sockets
+LISTENS = "0A"
+"""The state of a socket that listens, in Linux's tables of sockets."""
 
 
 class NotOurs(Exception):
@@ -17,9 +18,10 @@ class NotOurs(Exception):
 
 
 def own_bytes(file: Path, most: int) -> bytes:
-    """The content of a regular file of this user, at most so many bytes long, that no other user
-    but root can have written or replaced. Raises NotOurs, and FileNotFoundError where it is not
-    there."""
+    """Returns the content of a regular file of this user, at most `most` bytes long, that no other
+    user but root can have written or replaced.
+
+    Raises NotOurs, and FileNotFoundError if it is not there."""
     try:
         return _read(file, most)
     except FileNotFoundError:
@@ -31,9 +33,9 @@ def own_bytes(file: Path, most: int) -> bytes:
 def _read(file: Path, most: int) -> bytes:
     real = Path(os.path.realpath(file))
     file = Path(os.path.abspath(file))  # noqa: PTH100 - links are looked at
-    expected = _looked_at(file)
+    expected = _checked_status(file)
     if real != file:
-        expected = _looked_at(real)
+        expected = _checked_status(real)
     handle = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as opened:
         if not os.path.samestat(os.fstat(handle), expected):
@@ -44,15 +46,14 @@ def _read(file: Path, most: int) -> bytes:
     return content
 
 
-def _looked_at(file: Path) -> os.stat_result:
-    """The status of a file, once it and the folders above it are those of this user or of root.
-    Raises NotOurs."""
-    status = os.lstat(file.anchor)
-    out_of_reach = False
+def _checked_status(file: Path) -> os.stat_result:
+    """Returns the status of a file. Raises NotOurs unless it and the folders above it are those of
+    this user or of root."""
+    above = os.lstat(file.anchor)
+    out_of_reach = False  # True once there is a folder that no other user can enter
     for path in (*reversed(file.parents), file):
-        above, status = status, os.lstat(path)
-        is_kept = bool(above.st_mode & stat.S_ISVTX)  # there, only who owns an entry can replace it
-        if above.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_kept and not out_of_reach:
+        status = os.lstat(path)
+        if not out_of_reach and _may_be_replaced_in(above):
             raise NotOurs(f"{path.parent} can be written by other users")
         if status.st_uid not in (0, os.geteuid()):
             raise NotOurs(f"{path} belongs to another user ({status.st_uid})")
@@ -60,20 +61,35 @@ def _looked_at(file: Path) -> os.stat_result:
             raise NotOurs(f"{path} is a link")
         if stat.S_ISDIR(status.st_mode):
             out_of_reach |= not status.st_mode & (stat.S_IXGRP | stat.S_IXOTH)
-    if stat.S_ISLNK(status.st_mode):  # root's
-        return status
+        above = status
+    if not stat.S_ISLNK(status.st_mode):  # a link is root's
+        _check_file(file, status, out_of_reach=out_of_reach)
+    return status
+
+
+def _may_be_replaced_in(folder: os.stat_result) -> bool:
+    """True if other users may replace what is in a folder; in a sticky one only who owns it."""
+    is_sticky = bool(folder.st_mode & stat.S_ISVTX)
+    return _is_writable_by_others(folder) and not is_sticky
+
+
+def _is_writable_by_others(status: os.stat_result) -> bool:
+    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def _check_file(file: Path, status: os.stat_result, *, out_of_reach: bool) -> None:
+    """Raises NotOurs unless this is a regular file that only this user and root can write."""
     if not stat.S_ISREG(status.st_mode):
         raise NotOurs(f"{file} is not a regular file")
     if status.st_uid != os.geteuid():
         raise NotOurs(f"{file} belongs to another user ({status.st_uid})")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not out_of_reach:
+    if _is_writable_by_others(status) and not out_of_reach:
         raise NotOurs(f"{file} can be written by other users")
-    return status
 
 
 def listener_of(address: str) -> int | None:
-    """The id of the user who listens at `host:port`, another one than ours if there are several;
-    None: nobody does on this machine, or it cannot be told."""
+    """Returns the id of the user who listens at `host:port`, another one than ours if there are
+    several. Returns None if no user does on this machine, or if it is unknown."""
     host, _, port = address.rpartition(":")
     try:
         known = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -83,12 +99,18 @@ def listener_of(address: str) -> int | None:
                 return None
     except (OSError, ValueError):
         return None
+    owners = _owners_of(int(port))
+    others = owners - {os.geteuid()}
+    return next(iter(others or owners), None)
+
+
+def _owners_of(port: int) -> set[int]:
+    """Returns the ids of the users who listen at a port."""
     owners = set[int]()
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
         with suppress(OSError):  # other systems have none
             for line in table.read_text("ascii").removesuffix("\n").split("\n")[1:]:
                 _, local, _, state, *fields = line.split()
-                if state == LISTENS and int(local.rpartition(":")[2], 16) == int(port):
+                if state == LISTENS and int(local.rpartition(":")[2], 16) == port:
                     owners.add(int(fields[3]))
-    others = owners - {os.geteuid()}
-    return next(iter(others or owners), None)
+    return owners

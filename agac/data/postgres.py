@@ -98,8 +98,8 @@ class Server:
         try:
             yield
         except psycopg.Error as error:
-            said = self._redactor.clean(error.diag.message_primary or " ".join(str(error).split()))
-            problem, remedy = _explained(error, said)
+            text = error.diag.message_primary or " ".join(str(error).split())
+            problem, remedy = _explained(error, self._redactor.clean(text))
             raise AgacError(f"{self.shown}: {place}{problem}", remedy=remedy) from None
 
     @contextmanager
@@ -115,43 +115,61 @@ class Server:
             yield connection
 
 
-def _explained(error: Exception, said: str) -> tuple[str, str]:
+def _explained(error: Exception, message: str) -> tuple[str, str]:
+    """Returns what is wrong, in words, and what to do about it."""
     state = getattr(error, "sqlstate", None) or ""
-    if state in ("25006", "0A000", "42601") and (
-        "read-only" in said or "must not" in said or "INTO" in said
-    ):
+    if _is_change(state, message):
         return "the query does more than read", "Write one SELECT: a source changes nothing."
-    if "multiple commands" in said:
+    if "multiple commands" in message:
         return "there is more than one statement", "Write one SELECT."
-    if state.startswith("28") or (not state and ("authentication" in said or "password" in said)):
+    if _is_refused(state, message):
         return (
-            f"the server refuses to connect: {said}",
+            f"the server refuses to connect: {message}",
             "Check the user, and the variable with the password.",
         )
-    if not state or (state.startswith(("08", "57", "53")) and state != "08P01"):
+    if _is_disconnected(state):
         return (
-            f"the server cannot be reached, or ended the connection: {said}",
+            f"the server cannot be reached, or ended the connection: {message}",
             "Check the address, then run again.",
         )
     if state in ("55P03", "40P01"):
         return (
-            f"another program holds the table: {said}",
+            f"another program holds the table: {message}",
             "Let it end: all results are safe in the store.",
         )
     if state == "42501":
-        return said, "Let the owner GRANT it to the user, or name another table."
+        return message, "Let the owner GRANT it to the user, or name another table."
     if state == "54011":
-        return (
-            said,
-            (
-                "PostgreSQL takes 1600 columns: choose output.merge: replace or append, or write "
-                "csv or parquet."
-            ),
+        remedy = (
+            "PostgreSQL takes 1600 columns: choose output.merge: replace or append, or write "
+            "csv or parquet."
         )
+        return message, remedy
     return (
-        f"PostgreSQL says: {said}",
+        f"PostgreSQL says: {message}",
         "Correct the query, or the table; results are safe in the store.",
     )
+
+
+def _is_change(state: str, message: str) -> bool:
+    """True if the server refused a query because it would change something."""
+    if state not in ("25006", "0A000", "42601"):
+        return False
+    return any(words in message for words in ("read-only", "must not", "INTO"))
+
+
+def _is_refused(state: str, message: str) -> bool:
+    """True if the server does not let the user in; some of these errors have no state."""
+    if state:
+        return state.startswith("28")
+    return "authentication" in message or "password" in message
+
+
+def _is_disconnected(state: str) -> bool:
+    """True if there is no connection: without a state, nothing came from the server."""
+    if not state:
+        return True
+    return state.startswith(("08", "57", "53")) and state != "08P01"
 
 
 # Rows as they come from a server-side cursor: some at a time, in the order of the query, within one
@@ -321,50 +339,64 @@ def check_target(server: Server, table: str, columns: Sequence[TableColumn]) -> 
 def _check_table(
     connection: Connection[Any], table: str, columns: Sequence[TableColumn], shown: str
 ) -> None:
+    """Raises UsageError if rows with these columns cannot be written into the table."""
     name = server_table(table)
-    known = {}
-    found = connection.execute(_TABLE, [name]).fetchone()
-    if found is None:
-        schema = table.rpartition(".")[0] or None
-        home = connection.execute(_SCHEMA, [schema]).fetchone()
-        if home is None:
-            raise UsageError(
-                f"{shown}: there is no schema {schema or 'to make it in'!r}",
-                remedy="Create it first.",
-            )
-        if not home[1]:
-            raise UsageError(
-                f"{shown}: the user may make no table in schema {home[0]!r}", remedy=_GRANT
-            )
+    existing = connection.execute(_TABLE, [name]).fetchone()
+    known: Mapping[str, sqlite.Known] = {}
+    if existing is None:
+        _check_schema(connection, table, shown)
     else:
-        kind, own, may_write = found
+        kind, is_owner, may_write = existing
         if kind not in "rp":
-            raise UsageError(
-                f"{shown} is {_KINDS.get(kind, 'no table')}", remedy=sqlite.OTHER_TABLE
-            )
+            problem = f"{shown} is {_KINDS.get(kind, 'no table')}"
+            raise UsageError(problem, remedy=sqlite.OTHER_TABLE)
         known = _columns_of(connection, name)
-        key = sqlite.find_column(known, columns[0].name)
-        sqlite.check_key(
-            shown, name, key.name if key else columns[0].name, key, lambda: bool(key and key.unique)
-        )
-        lacking = [
-            text_quoted(column.name)
-            for column in columns
-            if sqlite.find_column(known, column.name) is None
-        ]
+        _check_key(known, name, columns[0].name, shown)
         if not may_write:
-            raise UsageError(f"{shown}: the user may not SELECT, INSERT and UPDATE", remedy=_GRANT)
-        if lacking and not own:
-            problem = f"{shown}: only its owner can add {', '.join(lacking)}"
-            raise UsageError(problem, remedy=f"{sqlite.OTHER_TABLE} Or add them.")
-    clashes = [
-        text
-        for column in columns
-        if (text := _clash(column, sqlite.find_column(known, column.name)))
-    ]
+            problem = f"{shown}: the user may not SELECT, INSERT and UPDATE"
+            raise UsageError(problem, remedy=_GRANT)
+        if not is_owner:
+            _refuse_new_columns(known, columns, shown)
+    found = (_clash(column, sqlite.find_column(known, column.name)) for column in columns)
+    clashes = [clash for clash in found if clash]
     if clashes:
         change = "Or change the type: ALTER TABLE … ALTER COLUMN … TYPE …"
         raise UsageError(f"{shown}: {'; '.join(clashes)}", remedy=f"{sqlite.OTHER_TABLE} {change}.")
+
+
+def _refuse_new_columns(
+    known: Mapping[str, sqlite.Known], columns: Sequence[TableColumn], shown: str
+) -> None:
+    """Raises UsageError if columns would have to be added."""
+    lacking = [
+        text_quoted(column.name)
+        for column in columns
+        if sqlite.find_column(known, column.name) is None
+    ]
+    if lacking:
+        problem = f"{shown}: only its owner can add {', '.join(lacking)}"
+        raise UsageError(problem, remedy=f"{sqlite.OTHER_TABLE} Or add them.")
+
+
+def _check_schema(connection: Connection[Any], table: str, shown: str) -> None:
+    """Raises UsageError if the user cannot make the table."""
+    schema = table.rpartition(".")[0] or None
+    home = connection.execute(_SCHEMA, [schema]).fetchone()
+    if home is None:
+        raise UsageError(
+            f"{shown}: there is no schema {schema or 'to make it in'!r}", remedy="Create it first."
+        )
+    if not home[1]:
+        raise UsageError(
+            f"{shown}: the user may make no table in schema {home[0]!r}", remedy=_GRANT
+        )
+
+
+def _check_key(known: Mapping[str, sqlite.Known], table: str, wanted: str, shown: str) -> None:
+    """Raises UsageError if rows cannot be found by the column `wanted`."""
+    key = sqlite.find_column(known, wanted)
+    name = wanted if key is None else key.name
+    sqlite.check_key(shown, table, name, key, lambda: bool(key and key.unique))
 
 
 _GRANT = "Let the owner GRANT it to the user, or name another table in output.to."

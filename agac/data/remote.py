@@ -333,51 +333,54 @@ class RemoteContents:
     async def _asked(
         self, session: aiohttp.ClientSession, url: str, sent: Mapping[str, str], body: str | None
     ) -> aiohttp.ClientResponse:
-        """The answer to what `url` names, after all checks, from an address that was checked."""
+        """Requests what `url` names, after all checks, from an address that was checked."""
         import aiohttp
         from yarl import URL
 
-        (parts, host), transport = self._checked(url), self.transport()
+        parts, host = self._checked(url)
+        transport = self.transport()
         proxy = transport.proxy_for(URL(url), self.env)
-        tls = None
-        if parts.scheme == "https":
-            tls = transport.tls_context(self.env)
+        tls = transport.tls_context(self.env) if parts.scheme == "https" else None
         if proxy is not None and proxy.scheme != "http":
             raise Refused(
                 f"the proxy of {host} is no http:// proxy; name one, or add {host} to NO_PROXY"
             )
         port = f":{parts.port}" if parts.port else ""
-        path = quote(
-            (parts.path or "/") + (f"?{parts.query}" if parts.query else ""),
-            safe="%/?:@!$&'()*+,;=~[]",
-        )
         netloc = _bracketed(host) + port
         headers = {"Host": netloc, "User-Agent": "agac", "Accept-Encoding": "identity", **sent}
-        for named, own in self.rules.headers.items() if tls else ():
-            if named.lower() in (host.lower(), netloc.lower()):
-                headers |= {name: self._filled(name, value) for name, value in own.items()}
-        headers |= {"Content-Type": "application/json"} if body is not None else {}
-        how: dict[str, Any] = {
+        if tls:
+            headers |= self._own_headers(host, netloc)
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        options: dict[str, Any] = {
             "headers": headers,
             "ssl": tls or False,
             "allow_redirects": False,
             "data": body,
+            "proxy": proxy,
+            "server_hostname": host if tls else None,
         }
-        addresses = self._addresses(
-            host, parts.port or (443 if tls else 80), _shown(url), must=proxy is None
-        )
-        for address in [host] if proxy else addresses:
-            there = URL(f"{parts.scheme}://{_bracketed(address)}{port}{path}", encoded=True)
+        method = "GET" if body is None else "POST"
+        port_number = parts.port or (443 if tls else 80)
+        addresses = self._addresses(host, port_number, _shown(url), must=proxy is None)
+        if proxy:
+            addresses = [host]
+        for address in addresses:
+            target = f"{parts.scheme}://{_bracketed(address)}{port}{_path_of(parts)}"
             try:
-                server = host if tls else None
-                method = "GET" if body is None else "POST"
-                return await session.request(
-                    method, there, proxy=proxy, server_hostname=server, **how
-                )
+                return await session.request(method, URL(target, encoded=True), **options)
             except aiohttp.ClientConnectorError:
-                if proxy or address == addresses[-1]:
+                if address == addresses[-1]:
                     raise
         raise AssertionError
+
+    def _own_headers(self, host: str, netloc: str) -> dict[str, str]:
+        """Returns the headers that agac.yml has for a host, with or without its port."""
+        headers = dict[str, str]()
+        for named, values in self.rules.headers.items():
+            if named.lower() in (host.lower(), netloc.lower()):
+                headers |= {name: self._filled(name, value) for name, value in values.items()}
+        return headers
 
     def _filled(self, name: str, value: str) -> str:
         text, missing = expand(value, self.env)
@@ -501,6 +504,12 @@ class RemoteContents:
         }
         path = hub.hf_hub_download(wanted.repo, content.name, **options)
         return replace(content, path=Path(path))
+
+
+def _path_of(parts: SplitResult) -> str:
+    """Returns the path and the query of an address as they are sent."""
+    query = f"?{parts.query}" if parts.query else ""
+    return quote((parts.path or "/") + query, safe="%/?:@!$&'()*+,;=~[]")
 
 
 def _bracketed(host: str) -> str:

@@ -269,38 +269,39 @@ class Observed:
         grouped: bool = False,
         sources: bool = False,
     ) -> TableLayout:
-        """The columns under a way of merging, for the results of `stage`. Rows made of groups have
-        no `id_field`. `sources`: with a column of those of the answers."""
+        """Returns the columns under a way of merging, for the results of `stage`.
+
+        Rows made of groups have no `id_field`. `sources`: with a column of those of the
+        answers."""
         result = {
-            one: self._result.get(one, 0) | self._declared.get(one, 0)
-            for one in self._result | self._declared
+            name: self._result.get(name, 0) | self._declared.get(name, 0)
+            for name in self._result | self._declared
         }
         result = result or {RESULT: 0}
-        in_row = None if grouped else id_field
-        if in_row is not None:
-            self._row.setdefault(in_row, 0)
+        id_in_row = None if grouped else id_field
+        if id_in_row is not None:
+            self._row.setdefault(id_in_row, 0)
         merger = Merger(merge, stage, self._row, result)
         columns = [self._column(name, merge, merger, result) for name in merger.fields]
         taken = set(merger.fields)
         if sources:
             columns.append(TableColumn(free_name(SOURCES, stage, taken), Kind.NESTED))
-        error = free_name("error", stage, taken)
-        if in_row is not None and merge != "replace":
-            id_place = merger.fields.index(in_row)
-        else:
-            id_place = None
-        # a database finds rows by their own id where the table has the row's fields, else by a
-        # column of ours
-        numbered = id_field is None and not grouped
+        columns.append(TableColumn(free_name("error", stage, taken), Kind.TEXT))
+        has_row_fields = merge != "replace"
+        id_position = None
+        if id_in_row is not None and has_row_fields:
+            id_position = merger.fields.index(id_in_row)
+        key = self._key(
+            id_in_row if has_row_fields else None, numbered=id_field is None and not grouped
+        )
+        return TableLayout((*columns,), merger, id_field, id_position, key, sources)
+
+    def _key(self, id_field: str | None, *, numbered: bool) -> TableColumn:
+        """Returns the column by which a database finds rows: their own id if the table has it, or
+        one of ours."""
         if numbered:
-            name = "row_number"
-        elif merge == "replace" or in_row is None:
-            name = "id"
-        else:
-            name = in_row
-        key = TableColumn(name, Kind.INTEGER if numbered else kind_of(self._ids))
-        whole = (*columns, TableColumn(error, Kind.TEXT))
-        return TableLayout(whole, merger, id_field, id_place, key, sources)
+            return TableColumn("row_number", Kind.INTEGER)
+        return TableColumn("id" if id_field is None else id_field, kind_of(self._ids))
 
     def _column(
         self, name: str, merge: Merge, merger: Merger, result: Mapping[str, int]
