@@ -10,7 +10,8 @@ from dataclasses import fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from agac.core.types import RowId, json_encoder
+from agac.core.json_text import json_encoder
+from agac.core.types import RowId
 
 if TYPE_CHECKING:
     from agac.core.types import JSONValue, Message, Params, Schema

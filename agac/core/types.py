@@ -5,15 +5,11 @@ provider."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from functools import cache, partial, reduce
-from json import encoder
-from math import isfinite
 from operator import add
 from pathlib import PurePath
 from reprlib import Repr
@@ -27,78 +23,6 @@ JSONValue = Any
 
 CLOCKS_APART = 3600.0
 """Seconds by which the clock of a provider, or of another machine, may differ from ours."""
-
-
-def json_encoder(*, sort_keys: bool = False, allow_nan: bool = True) -> Callable[[JSONValue], str]:
-    """Makes a function that writes JSON without spaces, not ASCII-escaped.
-
-    `json.JSONEncoder(…).encode` does the same, but makes an encoder in each call, which takes
-    longer than writing a prompt. A value that holds itself is a RecursionError."""
-    plain = json.JSONEncoder(
-        ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys, allow_nan=allow_nan
-    )
-    make = getattr(encoder, "c_make_encoder", None)
-    if make is None:  # Python without its C modules
-        return plain.encode
-    escape = encoder.encode_basestring
-    pieces = make(None, plain.default, escape, None, ":", ",", sort_keys, False, allow_nan)
-    return lambda value: "".join(pieces(value, 0))
-
-
-def unique_keys(pairs: list[tuple[str, JSONValue]]) -> dict[str, JSONValue]:
-    """Makes a JSON object of these pairs, as an `object_pairs_hook`.
-
-    Raises ValueError for a key that is there twice: readers differ in which value counts."""
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        twice = first_repeated(name for name, _ in pairs) or ""
-        raise ValueError(f"a key is given twice in one object: {twice[:80]!r}")
-    return members
-
-
-def refuse_constant(name: str) -> None:
-    """Raises ValueError for `NaN` and the like, as a `parse_constant`."""
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not isfinite(number):
-        raise ValueError("a number is larger than any that can be stored")
-    return number
-
-
-_strict_decode = json.JSONDecoder(
-    parse_float=_finite, parse_constant=refuse_constant, object_pairs_hook=unique_keys
-).decode
-
-
-_TEXT_IN_JSON = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-
-
-def has_more_values(json_text: str, most: int) -> bool:
-    """True if JSON has more than `most` values.
-
-    It counts them before they are in memory: each takes some 60 bytes."""
-    signs = ",[{"
-    if sum(map(json_text.count, signs)) <= most:
-        return False
-    outside = _TEXT_IN_JSON.sub("", json_text)
-    return sum(map(outside.count, signs)) > most
-
-
-def strict_json(content: str | bytes, most: int) -> JSONValue:
-    """Reads JSON from elsewhere, of at most `most` values.
-
-    Raises ValueError if it is not JSON, has a key twice in an object or a number that is not
-    finite, is too long or is nested too deeply."""
-    text = content if isinstance(content, str) else content.decode()
-    if has_more_values(text, most):
-        raise ValueError(f"it has more than {most:,} values")
-    try:
-        return _strict_decode(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
 
 
 RowId = str | int
@@ -171,11 +95,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """What a model is told of a tool: `parameters` is a JSON Schema of type object."""
+    """A tool as it is offered to a model."""
 
     name: str
     description: str
     parameters: Mapping[str, JSONValue]
+    """A JSON Schema of type object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +116,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a model is told of one of its calls: the result, or an error, as text."""
+    """What a model is sent about one of its calls: the result, or an error, as text."""
 
     call_id: str
     text: str
     is_error: bool = False
     by_tool: bool = False
-    """Whether the tool itself failed. Other errors are of calls that were never made."""
+    """True if the tool itself failed. Other errors are of calls that were never made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +171,8 @@ class Params:
     min_p: float | None = None
     repetition_penalty: float | None = None
     verbosity: str | None = None
-    web_search: str | None = None  # these are run by the provider: `on`, or how often at most
+    web_search: str | None = None
+    """A tool that the provider runs, like the next two: `on`, or how often at most."""
     x_search: str | None = None
     web_fetch: str | None = None
 
@@ -271,20 +197,20 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The question of a task in agac's own neutral form, without anything of a provider.
-
-    `tools` are the same tuple in all requests of a stage; `parallel_tools`: a model may ask for
-    several at once. `prefix` None: no cache is asked for. `session`: that of an agent program
-    which continues with the last message."""
+    """The question of a task in agac's own neutral form, without anything of a provider."""
 
     messages: tuple[Message, ...]
     schema: Schema | None = None
     params: Params = field(default_factory=Params)
     tools: tuple[ToolDefinition, ...] = ()
+    """The tools that are offered: the same tuple in all requests of a stage."""
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tools: bool = True
+    """True if a model may ask for several tools at once."""
     prefix: SharedPrefix | None = None
+    """The beginning for the provider's cache; None: no cache is asked for."""
     session: str | None = None
+    """The session of an agent program which continues with the last message."""
     schema_in_words: bool = False
     """True if the schema is sent only as instructions: the provider takes no response format
     together with tools."""
@@ -313,11 +239,11 @@ class WebSource(NamedTuple):
     url: str
     """Its address as the provider gave it: a text, and not always that of a web page."""
     title: str
-    """Its title on one line; empty where the provider gave none."""
+    """Its title on one line; empty if the provider gave none."""
     cited: bool
-    """Whether the answer refers to it. If not, it was only found."""
+    """True if the answer refers to it. If not, it was only found."""
     quote: str | None = None
-    """The text of the page that was quoted; None where the provider told none."""
+    """The text of the page that was quoted; None if the provider gave none."""
     start: int | None = None
     """The offset of the part of the answer's text that refers to it, as the provider counts; None:
     unknown."""
@@ -332,10 +258,10 @@ class Finish(StrEnum):
     LENGTH = "length"
     REFUSAL = "refusal"
     FILTER = "filter"
-    TOOLS = "tools"  # it asks for tools, and goes on with their results
-    PAUSED = (
-        "paused"  # the provider's own tools take long: it goes on when its message is sent back
-    )
+    TOOLS = "tools"
+    """It asks for tools, and continues with their results."""
+    PAUSED = "paused"
+    """The provider's own tools take long: it continues when its message is sent back."""
     OTHER = "other"
 
 
@@ -382,12 +308,15 @@ class Reply(NamedTuple):
 
 
 class FaultKind(StrEnum):
-    """What the engine does about a fault (STYLE: adapters classify, the engine decides)."""
+    """What the engine does about a fault: adapters classify, the engine decides."""
 
     RETRY = "retry"
-    PAUSE = "pause"  # a rate or a quota: everyone in the lane waits
-    FATAL = "fatal"  # every further call fails too: stop the run
-    TASK = "task"  # this task fails, the others go on
+    PAUSE = "pause"
+    """A rate or a quota: all calls in the lane wait."""
+    FATAL = "fatal"
+    """Every further call fails too: the run stops."""
+    TASK = "task"
+    """This task fails, the others continue."""
 
 
 class About(StrEnum):
@@ -457,13 +386,15 @@ class RateState:
 
 
 class Outcome(StrEnum):
-    """What became of a task."""
+    """How a task ended."""
 
     DONE = "done"
     REUSED = "reused"
     FAILED = "failed"
-    SKIPPED = "skipped"  # a guard said no: the row goes on without this result
-    DROPPED = "dropped"  # a guard said no: the row leaves
+    SKIPPED = "skipped"
+    """A guard said no: the row continues without this result."""
+    DROPPED = "dropped"
+    """A guard said no: the row leaves."""
 
 
 Visible = Mapping[str, JSONValue]

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from agac.core.errors import AgacError, LeaseHeld, LeaseLost
-from agac.core.types import strict_json
+from agac.core.json_text import strict_json
 from agac.data.object_store import ObjectStore
 
 MAX_SMALL = 100_000

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from agac.core.types import JSONValue, json_encoder
+from agac.core.json_text import json_encoder
+from agac.core.types import JSONValue
 
 _compact = json_encoder()
 _escaped = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode

@@ -13,6 +13,7 @@ from itertools import count as count_from
 from typing import Any
 
 from agac.core.errors import ErrorType, storable
+from agac.core.json_text import json_encoder, strict_json
 from agac.core.redact import Redactor
 from agac.core.text import quoted_beginning
 from agac.core.types import (
@@ -30,8 +31,6 @@ from agac.core.types import (
     ToolMessage,
     Usage,
     WebSource,
-    json_encoder,
-    strict_json,
 )
 from agac.providers.bodies import count, count_at, encode, json_of, mapping, text
 from agac.providers.citations import moved

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
 from agac.core.errors import Problem, Where, any_error, did_you_mean
-from agac.core.types import JSONValue, Visible, json_encoder
+from agac.core.json_text import json_encoder
+from agac.core.types import JSONValue, Visible
 from agac.spec.paths import MAX_LENGTH, OutsideProject, Unusable, existing_file, inside
 from agac.spec.project_files import read_text
 

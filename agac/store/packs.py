@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from agac.core.json_text import has_more_values, strict_json
 from agac.core.keys import DIGEST_BYTES, digest
-from agac.core.types import has_more_values, strict_json
 from agac.store.db import Database, change, execute, select
 
 FULL_ANSWERS = 20_000  # of text: when a pack is full; it is never twice as large

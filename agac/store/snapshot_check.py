@@ -15,8 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from agac.core.errors import ErrorType
+from agac.core.json_text import strict_json
 from agac.core.keys import DIGEST_BYTES, definition_hash
-from agac.core.types import Outcome, strict_json
+from agac.core.types import Outcome
 from agac.spec.paths import POSTGRES, STATE_FOLDERS
 from agac.store.batches import BatchStep, TaskState
 from agac.store.packs import HOWS, MAX_VALUES, Damaged, refuse_unsound_sources

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.errors import AgacError, did_you_mean
+from agac.core.json_text import unique_keys
 from agac.core.keys import canonical, digest, idempotency_key, tool_key
-from agac.core.types import JSONValue, ToolCall, unique_keys
+from agac.core.types import JSONValue, ToolCall
 from agac.data.files import writable_place
 from agac.spec.paths import home_of
 from agac.spec.tool_schemas import SentParameters, sent_name, sent_parameters

@@ -24,8 +24,8 @@ from support.services import services
 from support.shards import Sharded
 
 from agac.core.errors import AgacError
+from agac.core.json_text import strict_json
 from agac.core.keys import definition_hash
-from agac.core.types import strict_json
 from agac.data import object_store
 from agac.data.object_store import ObjectStore
 from agac.data.remote import kept_here

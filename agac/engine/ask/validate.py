@@ -8,19 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from agac.core.errors import ErrorType, RowError, UsageError
+from agac.core.json_text import json_encoder, refuse_constant, unique_keys
 from agac.core.keys import canonical
 from agac.core.text import quoted_beginning
-from agac.core.types import (
-    Finish,
-    JSONValue,
-    Message,
-    Reply,
-    Request,
-    Usage,
-    json_encoder,
-    refuse_constant,
-    unique_keys,
-)
+from agac.core.types import Finish, JSONValue, Message, Reply, Request, Usage
 from agac.engine.ask.mended_json import mended_json
 from agac.plan.render import RowView
 from agac.plan.stage import ExtraCheck, PlannedStage, RecordedStage

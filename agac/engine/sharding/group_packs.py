@@ -18,8 +18,9 @@ from urllib.parse import quote
 from pydantic import Field, StringConstraints, TypeAdapter
 
 from agac.core.errors import AgacError
+from agac.core.json_text import strict_json
 from agac.core.keys import canonical, digest, member_hash, shard_of
-from agac.core.types import Shard, strict_json
+from agac.core.types import Shard
 from agac.data.shared_log import Line, SharedObject
 from agac.engine.context import InvocationContext
 from agac.engine.sharding.folder import PackNames, ShardFolder, ShardManifest, other_inputs

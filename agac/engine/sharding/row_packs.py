@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from agac.core.errors import AgacError, ErrorType
-from agac.core.types import Shard, strict_json
+from agac.core.json_text import strict_json
+from agac.core.types import Shard
 from agac.engine.output.export import rows_of_run
 from agac.engine.output.output_lines import filtered_lines, order_key
 from agac.engine.output.run_outputs import PLAIN_MERGES, Outputs

@@ -27,8 +27,9 @@ from multidict import CIMultiDict
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
+from agac.core.json_text import strict_json
 from agac.core.redact import Redactor
-from agac.core.types import Fault, FaultKind, strict_json
+from agac.core.types import Fault, FaultKind
 from agac.data.object_store import ObjectStore
 from agac.engine.workers.pool import (
     BEAT,
