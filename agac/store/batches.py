@@ -21,8 +21,8 @@ from agac.store.rows import StoredRow
 # The life of a batch, as a table: which step may follow which. Each step is one committed
 # transition.
 #
-# PLANNED ─► BUILT ─► UPLOAD_INTENT ─► UPLOADED ─► CREATE_INTENT ─► SUBMITTED SUBMITTED ─► TERMINAL
-# ─► DOWNLOADED ─► INGESTED ─► CLEANED
+# PLANNED ─► BUILT ─► UPLOAD_INTENT ─► UPLOADED ─► CREATE_INTENT ─► SUBMITTED
+# SUBMITTED ─► TERMINAL ─► DOWNLOADED ─► INGESTED ─► CLEANED
 #
 # Providers that take requests inline pass over the upload pair. Aside: NOT_CREATED, REJECTED,
 # NEEDS_HUMAN.
@@ -32,27 +32,35 @@ T = TypeVar("T")
 
 
 class BatchStep(StrEnum):
-    """A step of a batch's life. What a crash leaves in each is gone on with from it by the next
-    command."""
+    """A step of a batch's life. After a crash the next command continues from the step that was
+    committed last."""
 
-    # tasks join it; its file is being written. A crash: the tasks go into another one
     PLANNED = "PLANNED"
-    BUILT = "BUILT"  # its file is whole and on the disk; nothing of it is known outside
-    UPLOAD_INTENT = (
-        "UPLOAD_INTENT"  # its file is about to be at the provider, or is there: it is looked for
-    )
+    """Tasks join it; its file is being written. After a crash the tasks go into another one."""
+    BUILT = "BUILT"
+    """Its file is whole and on the disk; nothing of it is known outside."""
+    UPLOAD_INTENT = "UPLOAD_INTENT"
+    """Its file is about to be at the provider, or is there: it is looked for."""
     UPLOADED = "UPLOADED"
-    CREATE_INTENT = "CREATE_INTENT"  # it is about to exist, or exists and costs: it is looked for
-    SUBMITTED = "SUBMITTED"  # it exists, and we know its name
-    TERMINAL = "TERMINAL"  # nothing will happen to it any more: what it left is fetched
-    DOWNLOADED = "DOWNLOADED"  # its results lie on this machine
-    INGESTED = "INGESTED"  # each of its tasks has an end
-    CLEANED = "CLEANED"  # its files are deleted, here and there
-    NOT_CREATED = "NOT_CREATED"  # it never came to exist: its tasks go into another one
-    REJECTED = "REJECTED"  # refused as a whole: nothing ran, nothing was charged
-    NEEDS_HUMAN = (
-        "NEEDS_HUMAN"  # whether it exists is unknown, or what it cost is lost: the user decides
-    )
+    """Its file is at the provider, and we know its name."""
+    CREATE_INTENT = "CREATE_INTENT"
+    """It is about to exist, or exists and costs: it is looked for."""
+    SUBMITTED = "SUBMITTED"
+    """It exists, and we know its name."""
+    TERMINAL = "TERMINAL"
+    """Nothing more will happen to it: what it left is fetched."""
+    DOWNLOADED = "DOWNLOADED"
+    """Its results are on this machine."""
+    INGESTED = "INGESTED"
+    """Each of its tasks has an end."""
+    CLEANED = "CLEANED"
+    """Its files are deleted, here and there."""
+    NOT_CREATED = "NOT_CREATED"
+    """It was never created: its tasks go into another one."""
+    REJECTED = "REJECTED"
+    """It was refused as a whole: nothing ran, nothing was charged."""
+    NEEDS_HUMAN = "NEEDS_HUMAN"
+    """It is unknown whether it exists, or what it cost is lost: the user decides."""
 
 
 _NEXT = {
@@ -75,7 +83,7 @@ WAITING = frozenset(
 room."""
 
 CLOSED = frozenset({"INGESTED", "CLEANED", "NOT_CREATED", "REJECTED"})
-"""Steps after which nothing is to come of a batch any more."""
+"""Steps after which a batch gives nothing more."""
 
 AT_PROVIDER = frozenset({BatchStep.SUBMITTED, BatchStep.TERMINAL, BatchStep.DOWNLOADED})
 """Steps at which it exists at the provider and has not been ingested."""
@@ -89,9 +97,12 @@ def may_follow(before: BatchStep, after: BatchStep) -> bool:
 class TaskState(IntEnum):
     """The state of a task of a batch stage. WAITING | ENROLLED → READY → SETTLED."""
 
-    WAITING = 0  # an equal task is in a batch: it waits for its answer
-    ENROLLED = 1  # in a batch that is not ingested
-    READY = 2  # something came of it, and its row has not been walked since
+    WAITING = 0
+    """An equal task is in a batch: it waits for its answer."""
+    ENROLLED = 1
+    """It is in a batch that is not ingested."""
+    READY = 2
+    """It has an outcome, and its row has not been walked since."""
     SETTLED = 3
 
 

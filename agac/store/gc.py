@@ -263,44 +263,58 @@ class GarbageCollector:
         return done
 
     def _drop_rows(self, writer: sqlite3.Connection, run: int, stages: Sequence[str]) -> bool:
-        """Drops some rows, where there are any, with what they and their tasks count in the
-        roll-ups. Rows that left the input count no more, and rows that are no longer made have no
+        """Drops some rows, if there are any, with what they and their tasks count in the roll-ups.
+        Returns True if it dropped any.
+
+        Rows that left the input no longer count, and rows that are no longer made have no
         tasks."""
-        found: list[_Row] = []
-        for (root,) in writer.execute(sql("gc_roots"), (run, CHUNK_ROWS)).fetchall():
-            found += [_Row(*row) for row in writer.execute(sql("gc_tree"), (root,))]
-            if len(found) >= CHUNK_ROWS:
-                break
-        if not found:
+        rows = _next_rows(writer, run)
+        if not rows:
             return False
-        counts: Counter[CounterKey] = Counter()
-        for row in found:
-            if row.ordinal is not None:
-                counts[PRESENT] += 1
-                outcome = OUTCOME_OF.get(State(row.state))
-                if outcome:
-                    counts["", outcome.value, row.error or "", ""] += 1
-        for keys in slices(
-            [row.key for row in found if row.ordinal is not None or row.place is not None]
-        ):
+        counts = _counted_rows(rows)
+        counted_keys = [row.key for row in rows if row.ordinal is not None or row.place is not None]
+        for keys in slices(counted_keys):
             counts += counted_tasks(writer, keys, stages)
         values = [
             (run, *key, *CounterDelta(tasks=-count).values()) for key, count in counts.items()
         ]
         writer.executemany(sql("counter_add"), values)
         writer.execute(sql("run_revise"), (run,))
-        self._drop(writer, found)
+        self._drop(writer, rows)
         return True
 
-    def _drop(self, writer: sqlite3.Connection, found: Sequence[_Row]) -> None:
+    def _drop(self, writer: sqlite3.Connection, rows: Sequence[_Row]) -> None:
         """Drops rows, the last generation first, with all that refers to them. Groups that lose
         members are open."""
-        for some in slices([row.key for row in found]):
-            members = fetch(writer, "memberships", tuple[int, int], some)
+        for keys in slices([row.key for row in rows]):
+            members = fetch(writer, "memberships", tuple[int, int], keys)
             opened = [(self._event or 0, group) for group in {group for _, group in members}]
             writer.executemany(sql("made_open"), opened)
             writer.executemany(sql("member_drop"), members)
-        db.execute(writer, "gc_row_drop", [(row.key,) for row in found])
+        db.execute(writer, "gc_row_drop", [(row.key,) for row in rows])
+
+
+def _next_rows(writer: sqlite3.Connection, run: int) -> list[_Row]:
+    """Returns the next rows of a run to be dropped, with those made of them."""
+    rows: list[_Row] = []
+    for (root,) in writer.execute(sql("gc_roots"), (run, CHUNK_ROWS)).fetchall():
+        rows += [_Row(*row) for row in writer.execute(sql("gc_tree"), (root,))]
+        if len(rows) >= CHUNK_ROWS:
+            break
+    return rows
+
+
+def _counted_rows(rows: Sequence[_Row]) -> Counter[CounterKey]:
+    """Returns what rows of the input count in the roll-ups."""
+    counts: Counter[CounterKey] = Counter()
+    for row in rows:
+        if row.ordinal is None:
+            continue
+        counts[PRESENT] += 1
+        outcome = OUTCOME_OF.get(State(row.state))
+        if outcome:
+            counts["", outcome.value, row.error or "", ""] += 1
+    return counts
 
 
 def _with_last_run(writer: sqlite3.Connection, about: dict[str, Any]) -> str:

@@ -42,56 +42,66 @@ _KEYWORDS = (
 _LISTS = "`agac sql` lists the views with their columns."
 
 
-def what_is_wrong(said: str, query: str, connection: sqlite3.Connection) -> UsageError:
-    """The error for a query of which SQLite `said` this. `connection` knows the tables, views and
-    columns there are."""
-    if "one statement" in said:
+def what_is_wrong(message: str, query: str, connection: sqlite3.Connection) -> UsageError:
+    """Returns the error for a query of which SQLite reports this `message`. `connection` knows the
+    tables, views and columns that exist."""
+    if "one statement" in message:
         return UsageError(
             "several statements are refused", remedy="Give one; `agac sql` can be called again."
         )
-    if "bindings" in said:
+    if "bindings" in message:
         return UsageError(
             "the query has a placeholder, ? or :name", remedy="Write the value itself in its place."
         )
     connection.set_authorizer(None)
-    return UsageError(f"wrong query: {said}", remedy=_remedy(said, query, connection))
+    return UsageError(f"wrong query: {message}", remedy=_remedy(message, query, connection))
 
 
-def _remedy(said: str, query: str, connection: sqlite3.Connection) -> str:
-    kind, _, name = said.partition(": ")
-    if kind == "no such table":
-        return (
-            f"{sentence(did_you_mean(name, _relations(connection), 'tables and views'))} {_LISTS}"
-        )
-    if kind == "no such column":
-        column = re.split(r"[.\s]", name.partition(" - ")[0])[-1].strip('"')
-        words = set(re.findall(r"\w+", query.lower()))
-        relations = _relations(connection)
-        columns = dict.fromkeys(
-            column for relation in relations if relation in words for column in relations[relation]
-        )
-        if nearest(column, columns):
-            return f"{sentence(did_you_mean(column, columns))} {_LISTS}"
-        if "result" in columns:
-            return f"A field of a result is json_extract(result, '$.{column}'). {_LISTS}"
-        return _LISTS
-    if kind == "no such function":
-        return f"Functions are those of SQLite {sqlite3.sqlite_version}."
-    if kind == "ambiguous column name":
-        return f"Several have a column of that name: write which one, as in v_results.{name}."
-    near = re.match(r'near "(\w+)"', said)
-    if near and near[1].upper() not in _KEYWORDS and (meant := nearest(near[1], _KEYWORDS)):
-        return f"Did you mean {meant}?"
-    if "syntax error" in said or said.startswith(("incomplete", "unrecognized")):
+def _remedy(message: str, query: str, connection: sqlite3.Connection) -> str:
+    kind, _, name = message.partition(": ")
+    match kind:
+        case "no such table":
+            hint = did_you_mean(name, _relations(connection), "tables and views")
+            return f"{sentence(hint)} {_LISTS}"
+        case "no such column":
+            return _column_remedy(name, query, connection)
+        case "no such function":
+            return f"Functions are those of SQLite {sqlite3.sqlite_version}."
+        case "ambiguous column name":
+            return f"Several have a column of that name: write which one, as in v_results.{name}."
+    near = re.match(r'near "(\w+)"', message)
+    if near and near[1].upper() not in _KEYWORDS:
+        keyword = nearest(near[1], _KEYWORDS)
+        if keyword:
+            return f"Did you mean {keyword}?"
+    if "syntax error" in message or message.startswith(("incomplete", "unrecognized")):
         return f"A query looks like this: {EXAMPLE}."
     return _LISTS
 
 
+def _column_remedy(name: str, query: str, connection: sqlite3.Connection) -> str:
+    """Says what may be meant by a column that does not exist, of the relations in the query."""
+    column = re.split(r"[.\s]", name.partition(" - ")[0])[-1].strip('"')
+    words = set(re.findall(r"\w+", query.lower()))
+    columns = dict.fromkeys(
+        existing
+        for relation, names in _relations(connection).items()
+        if relation in words
+        for existing in names
+    )
+    if nearest(column, columns):
+        return f"{sentence(did_you_mean(column, columns))} {_LISTS}"
+    if "result" in columns:
+        return f"A field of a result is json_extract(result, '$.{column}'). {_LISTS}"
+    return _LISTS
+
+
 def _relations(connection: sqlite3.Connection) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    """Returns the columns of tables and views, by their names."""
+    columns: dict[str, list[str]] = {}
     for relation, column in connection.execute(sql("relations")):
-        found.setdefault(relation, []).append(column)
-    return found
+        columns.setdefault(relation, []).append(column)
+    return columns
 
 
 # A query of the user's: one statement that reads, run to its end or until nobody wants more of it.

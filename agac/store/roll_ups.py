@@ -59,13 +59,16 @@ _LOWEST = -(1 << 63)  # no key, place, number as an id, or repetition is less
 
 
 class IndexedRows(NamedTuple):
-    """Rows in an index's order. `name` tells lists apart; `start` stands before the first row of
-    its list."""
+    """Rows in an index's order."""
 
     statement: str
+    """The name of the statement that reads them."""
     name: list[Any]
+    """A name that distinguishes lists."""
     values: Mapping[str, Any]
+    """Values of the statement."""
     start: tuple[Any, Any] = (_LOWEST, _LOWEST)
+    """A place before the first row of the list."""
 
 
 FROM_THE_END = IndexedRows("rows_by_place_back", [], {}, (-_LOWEST - 1, -_LOWEST - 1))
@@ -73,21 +76,18 @@ FROM_THE_END = IndexedRows("rows_by_place_back", [], {}, (-_LOWEST - 1, -_LOWEST
 
 
 def in_id_order(beginning: str | None) -> list[IndexedRows]:
-    """All rows by their ids; or those whose id is, or begins with, a text."""
+    """Returns all rows by their ids; or those whose id is, or begins with, a text."""
     if beginning is None:
         # every number and text is below
         return [IndexedRows("rows_in_id_order", [], {"below": b""})]
-    found = [
-        IndexedRows(
-            "rows_in_id_order", [1], {"below": beginning + "\U0010ffff"}, (beginning, _LOWEST)
-        )
-    ]
+    texts = IndexedRows(
+        "rows_in_id_order", [1], {"below": beginning + "\U0010ffff"}, (beginning, _LOWEST)
+    )
     if beginning.isascii() and beginning.isdigit() and len(beginning) < 16:
         number = int(beginning)
-        found.insert(
-            0, IndexedRows("rows_in_id_order", [0], {"below": number + 1}, (number, _LOWEST))
-        )
-    return found
+        numbers = IndexedRows("rows_in_id_order", [0], {"below": number + 1}, (number, _LOWEST))
+        return [numbers, texts]
+    return [texts]
 
 
 async def page_of(
@@ -98,32 +98,59 @@ async def page_of(
     limit: int,
     seconds: float,
 ) -> tuple[list[int], str | None, int]:
-    """The keys of the next rows that are shown, the place after which the next page begins (None:
-    there is none), and how many rows were looked at: MOST_LOOKED, or for so many seconds, at most.
-    `after` is such a place."""
-    ends = time.monotonic() + seconds
-    keys = list[int]()
-    looked = 0
-    last = None
+    """Returns the keys of the next rows that are shown, the place after which the next page begins
+    (None: there is none), and how many rows were looked at.
+
+    `after` is such a place. It looks at MOST_LOOKED rows at most, or for this many seconds."""
+    page = _Page(limit, time.monotonic() + seconds)
     name, *place = json.loads(after) if after is not None else ([],)
     for source in sources:
         if source.name < name:
             continue
-        at = place if place and source.name == name else source.start
-        look = min(limit + 1, AT_ONCE)
+        start = place if place and source.name == name else source.start
+        if await page.take(database, source, values, start):
+            return page.keys, page.next_place, page.looked
+    return page.keys, None, page.looked
+
+
+class _Page:
+    """A page of rows that is being filled."""
+
+    def __init__(self, limit: int, ends_at: float) -> None:
+        self.keys = list[int]()
+        self.looked = 0
+        """The number of rows that were looked at."""
+        self.next_place: str | None = None
+        """The place after which the next page begins; known once the page is full or its time is
+        over."""
+        self._limit = limit
+        self._ends_at = ends_at
+
+    async def take(
+        self,
+        database: Database,
+        source: IndexedRows,
+        values: Mapping[str, Any],
+        start: Sequence[Any],
+    ) -> bool:
+        """Takes rows of a list, from `start` on. Returns True if the page ends within the list."""
+        at = start
+        look = min(self._limit + 1, AT_ONCE)
         while True:
             about = {**values, **source.values, "first": at[0], "second": at[1], "look": look}
-            found = await select(database, source.statement, tuple[int, Any, Any, int], **about)
-            for key, *at, shown in found:
-                looked += 1
-                if shown and last is not None:
-                    return keys, last, looked
-                if shown:
-                    keys.append(key)
-                    last = json.dumps([source.name, *at]) if len(keys) == limit else None
-            if len(found) < look:
-                break
-            if looked >= MOST_LOOKED or time.monotonic() > ends:
-                return keys, last or json.dumps([source.name, *at]), looked
+            rows = await select(database, source.statement, tuple[int, Any, Any, int], **about)
+            for key, *at, shown in rows:
+                self.looked += 1
+                if not shown:
+                    continue
+                if self.next_place is not None:
+                    return True
+                self.keys.append(key)
+                if len(self.keys) == self._limit:
+                    self.next_place = json.dumps([source.name, *at])
+            if len(rows) < look:
+                return False
+            if self.looked >= MOST_LOOKED or time.monotonic() > self._ends_at:
+                self.next_place = self.next_place or json.dumps([source.name, *at])
+                return True
             look = min(2 * look, AT_ONCE)
-    return keys, None, looked

@@ -170,9 +170,9 @@ def take_snapshot(
     states: Mapping[str, State],
     writer: sqlite3.Connection,
 ) -> None:
-    """Puts the runs of a workflow in the place of the same ones here, with the states of batches
-    since: what the entry `number` of the control state tells. Other batches were brought to their
-    end elsewhere. Raises Damaged."""
+    """Replaces the runs of a workflow here by those of a snapshot, with the `states` that batches
+    have had since: what the entry `number` of the control state holds. Other batches were brought
+    to their end elsewhere. Raises Damaged."""
     if content is None or sha256(content).hexdigest() != name:
         raise Damaged("it is not the content that its name stands for")
     with TemporaryDirectory() as folder:
@@ -194,42 +194,61 @@ def take_snapshot(
 
 
 def _take(writer: sqlite3.Connection, workflow: str, states: Mapping[str, State]) -> None:
+    """Replaces the runs of a workflow by those of the attached snapshot. Raises Damaged."""
     if writer.execute(_REVIEW_OF_OTHERS, {"workflow": workflow}).fetchone():
         raise Damaged("it has a review of another workflow")
     (known,) = writer.execute(sql("control_read"), (workflow,)).fetchone() or (None,)
     execute(writer, "control_forget", [{"workflow": workflow, "known": known}])
+    _drop_same_runs(writer)
+    last_numbers = {
+        name: int(writer.execute(f"SELECT ifnull(max({key}), 0) FROM main.{name}").fetchone()[0])
+        for name, key in _NUMBERED.items()
+    }
+    for name in _WHICH:
+        is_there = _copy_table(writer, name, last_numbers)
+        if is_there and name == "decision":
+            writer.execute(_LOOK_AGAIN, {"workflow": workflow})
+    for intent, state in states.items():
+        _set_batch_state(writer, workflow, intent, state)
+
+
+def _drop_same_runs(writer: sqlite3.Connection) -> None:
+    """Deletes what the store has of the runs that are in the snapshot."""
     same = writer.execute(
         "SELECT m.id FROM main.run AS m JOIN f.run USING (workflow, created_at)"
     ).fetchall()
-    for name, which in _OF_RUNS.items():
+    runs = json.dumps([run for (run,) in same])
+    for name, condition in _OF_RUNS.items():
+        writer.execute(f"DELETE FROM main.{name} WHERE {condition}", {"runs": runs})
+
+
+def _copy_table(writer: sqlite3.Connection, name: str, last_numbers: Mapping[str, int]) -> bool:
+    """Copies the lines of a table of the snapshot, with numbers after the last ones here. Returns
+    False if the snapshot has no such table, as an older agac had fewer."""
+    info = writer.execute(f"PRAGMA f.table_info({name})")
+    columns = _known(writer, name, [column[1] for column in info])
+    if not columns:
+        return False
+    values = ", ".join(_value(name, column, last_numbers) for column in columns)
+    conflict = "IGNORE" if name in ("definition", *_SHARED) else "REPLACE"
+    target = f"main.{name} ({', '.join(columns)})"
+    condition = _NEW_DECISIONS if name == "decision" else ""
+    writer.execute(
+        f"INSERT OR {conflict} INTO {target} SELECT {values} FROM f.{name} AS t {condition}"
+    )
+    return True
+
+
+def _set_batch_state(writer: sqlite3.Connection, workflow: str, intent: str, state: State) -> None:
+    """Writes the state that a batch has had since. Raises Damaged."""
+    if {"id", *_NAMES} & state.keys() or state.get("intent", intent) != intent:
+        raise Damaged("a state of a batch says that it is another one")
+    changes = ", ".join(f"{column} = ?" for column in _known(writer, "batch", state))
+    if changes:
         writer.execute(
-            f"DELETE FROM main.{name} WHERE {which}", {"runs": json.dumps([run for (run,) in same])}
+            f"UPDATE main.batch SET {changes} {_OWN_BATCH}", (*state.values(), intent, workflow)
         )
-    lasts = {
-        name: f"SELECT ifnull(max({own}), 0) FROM main.{name}" for name, own in _NUMBERED.items()
-    }
-    past = {name: int(writer.execute(last).fetchone()[0]) for name, last in lasts.items()}
-    for name in _WHICH:
-        columns = _known(
-            writer, name, [one[1] for one in writer.execute(f"PRAGMA f.table_info({name})")]
-        )
-        values = ", ".join(_value(name, column, past) for column in columns)
-        how = "IGNORE" if name in ("definition", *_SHARED) else "REPLACE"
-        into = f"main.{name} ({', '.join(columns)})"
-        if columns:  # an older agac had fewer tables
-            new = _NEW_DECISIONS if name == "decision" else ""
-            writer.execute(f"INSERT OR {how} INTO {into} SELECT {values} FROM f.{name} AS t {new}")
-            if new:
-                writer.execute(_LOOK_AGAIN, {"workflow": workflow})
-    for intent, state in states.items():
-        if {"id", *_NAMES} & state.keys() or state.get("intent", intent) != intent:
-            raise Damaged("a state of a batch says that it is another one")
-        changes = ", ".join(f"{one} = ?" for one in _known(writer, "batch", state))
-        if changes:
-            writer.execute(
-                f"UPDATE main.batch SET {changes} {_OWN_BATCH}", (*state.values(), intent, workflow)
-            )
-            check_batches(writer, f"SELECT * FROM main.batch {_OWN_BATCH}", (intent, workflow))
+        check_batches(writer, f"SELECT * FROM main.batch {_OWN_BATCH}", (intent, workflow))
 
 
 def _value(name: str, column: str, past: Mapping[str, int]) -> str:
@@ -251,8 +270,10 @@ def _value(name: str, column: str, past: Mapping[str, int]) -> str:
 
 
 def _known(writer: sqlite3.Connection, name: str, columns: Iterable[str]) -> list[str]:
-    """The same columns, if the table has them."""
-    found = [one for one in columns if not (name in ("decision", *_SHARED) and one == "id")]
-    if set(found) - {one[1] for one in writer.execute(f"PRAGMA main.table_info({name})")}:
+    """Returns the columns that are copied into a table. Raises Damaged if it lacks one of them."""
+    without_id = name in ("decision", *_SHARED)
+    copied = [column for column in columns if not (without_id and column == "id")]
+    existing = {column[1] for column in writer.execute(f"PRAGMA main.table_info({name})")}
+    if set(copied) - existing:
         raise Damaged("a newer agac wrote it: update agac")
-    return found
+    return copied

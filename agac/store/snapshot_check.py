@@ -132,8 +132,9 @@ def store_tables(
 
 def check_snapshot(path: Path, workflow: str, tables: Tables, needed: Mapping[str, str]) -> None:
     """Raises Damaged, and sqlite3.Error for what is no database, unless the file holds runs of one
-    workflow and nothing else, each value of the kind that its column has in `tables`; `needed`
-    says by table which lines runs can need."""
+    workflow and nothing else, each value of the kind that its column has in `tables`.
+
+    `needed` says by table which lines runs can need."""
     with closing(
         sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
     ) as connection:
@@ -141,29 +142,47 @@ def check_snapshot(path: Path, workflow: str, tables: Tables, needed: Mapping[st
             connection.execute(f"PRAGMA {pragma}")
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
         known = _known_tables(connection, tables)
-        said = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if said != "ok":
-            raise Damaged(f"its database is damaged: {said[:100]}")
-        if {one for (one,) in connection.execute("SELECT workflow FROM run")} - {workflow}:
+        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise Damaged(f"its database is damaged: {verdict[:100]}")
+        workflows = {name for (name,) in connection.execute("SELECT workflow FROM run")}
+        if workflows - {workflow}:
             raise Damaged("it is of another workflow")
-        connection.create_function("is_text", -1, _is_text, deterministic=True)
-        connection.create_function("is_json", 1, _is_json, deterministic=True)
-        connection.create_function("is_object", 1, _is_object, deterministic=True)
-        connection.create_function("is_sources", 1, _is_sources, deterministic=True)
-        for table, columns in known.items():
-            _refuse_lines(connection, table, [_wrong(table, one, known) for one in columns])
-            if "workflow" in {one.name for one in columns}:
-                _refuse_lines(connection, table, [f"workflow <> {_quoted(workflow)}"])
+        _check_values(connection, known, workflow)
         _check_results(connection, needed["result"])
         check_batches(connection, "SELECT * FROM batch")
-        for row in _rows(connection, "SELECT output_dir, outputs, manner FROM run"):
-            _check_targets(row["output_dir"], json.loads(row["outputs"]))
-            if row["manner"] is not None:
-                written = json.loads(row["manner"])["output"]
-                _check_targets(written["dir"], written)
-        for row in _rows(connection, "SELECT hash, body FROM definition"):
-            if definition_hash(strict_json(row["body"], MAX_VALUES)) != row["hash"]:
-                raise Damaged("a definition is not what its hash stands for")
+        _check_outputs(connection)
+        _check_definitions(connection)
+
+
+def _check_values(
+    connection: sqlite3.Connection, known: Mapping[str, Sequence[StoreColumn]], workflow: str
+) -> None:
+    """Raises Damaged unless each value is of the kind that its column has."""
+    connection.create_function("is_text", -1, _is_text, deterministic=True)
+    connection.create_function("is_json", 1, _is_json, deterministic=True)
+    connection.create_function("is_object", 1, _is_object, deterministic=True)
+    connection.create_function("is_sources", 1, _is_sources, deterministic=True)
+    for table, columns in known.items():
+        _refuse_lines(connection, table, [_wrong(table, column, known) for column in columns])
+        if "workflow" in {column.name for column in columns}:
+            _refuse_lines(connection, table, [f"workflow <> {_quoted(workflow)}"])
+
+
+def _check_outputs(connection: sqlite3.Connection) -> None:
+    """Raises Damaged unless runs write where a project may."""
+    for row in _rows(connection, "SELECT output_dir, outputs, manner FROM run"):
+        _check_targets(row["output_dir"], json.loads(row["outputs"]))
+        if row["manner"] is not None:
+            written = json.loads(row["manner"])["output"]
+            _check_targets(written["dir"], written)
+
+
+def _check_definitions(connection: sqlite3.Connection) -> None:
+    """Raises Damaged unless each definition has the hash of its content."""
+    for row in _rows(connection, "SELECT hash, body FROM definition"):
+        if definition_hash(strict_json(row["body"], MAX_VALUES)) != row["hash"]:
+            raise Damaged("a definition is not what its hash stands for")
 
 
 def _known_tables(connection: sqlite3.Connection, tables: Tables) -> dict[str, list[StoreColumn]]:
