@@ -96,8 +96,8 @@ class RowView:
         self._all = VisibleRow(data, self.results, given)
 
     def child(self, further: Mapping[str, JSONValue], without: str | None = None) -> RowView:
-        """A row made of this one: it sees what this one does, has further fields, and one of its
-        fields less."""
+        """Returns a row made of this one: it sees what this one does, has the `further` fields, and
+        lacks the field `without`."""
         made = RowView({}, self._vars)
         for form, fields in self.forms.items():
             made.forms[form] = {**fields, **further}
@@ -109,14 +109,14 @@ class RowView:
         return made
 
     def unknown_need(self, stage: Stage) -> str | None:
-        """The first name that the stage needs and that is not known yet: of another stage, or of
-        its group's rows."""
+        """Returns the first name that the stage needs and that is not known yet: of another stage,
+        or of its group's rows."""
         if not self.unknown:
             return None
         return next((name for name in (*stage.needs, ROWS_JSON) if name in self.unknown), None)
 
     def is_decided(self, stage: Stage, names: Iterable[str]) -> bool:
-        """Whether a condition of the stage that reads these names looks at nothing that is not
+        """True if a condition of the stage that reads these names looks at nothing that is not
         known yet."""
         unknown = self.unknown
         return not unknown or not (
@@ -124,8 +124,8 @@ class RowView:
         )
 
     def unknown_of(self, stage: StageNode, names: Iterable[str]) -> str | None:
-        """The first of these names that the stage cannot look up yet: its result, or that of a
-        stage that amends it."""
+        """Returns the first of these names that the stage cannot look up yet: its result, or that
+        of a stage that amends it."""
         wanted = dict.fromkeys(names)
         if stage.amends is not None and AGREEMENT in wanted:
             wanted[stage.amends] = None
@@ -135,21 +135,21 @@ class RowView:
         return next((name for name in wanted if name in self.unknown), None)
 
     def set_fields(self, stage: Stage, fields: dict[str, JSONValue]) -> None:
-        """The row has these fields from the stage on."""
+        """Gives the row these fields from the stage on."""
         self.forms[stage.name] = self.results[stage.name] = fields
 
     def mark_skipped(self, stage: Stage) -> None:
-        """The stage was skipped: it has no result, and leaves the row as it is."""
+        """Notes that the stage was skipped: it has no result, and leaves the row as it is."""
         if not stage.gives_answer:
             self.forms[stage.name] = self.data(stage)
         self.results[stage.name] = SKIPPED
 
     def data(self, stage: Stage) -> dict[str, JSONValue]:
-        """The row's fields as the stage sees them."""
+        """Returns the row's fields as the stage sees them."""
         return self.forms[stage.rows_of]
 
     def prompt_values(self, stage: Stage) -> VisibleRow:
-        """What the stage may put into a prompt."""
+        """Returns what the stage may put into a prompt."""
         limits = stage.visibility
         if limits is None:
             if stage.name in self._sees_all:
@@ -162,16 +162,16 @@ class RowView:
         return VisibleRow(data, {**results, **self.own}, self._vars)
 
     def _sent(self, stage: Stage) -> dict[str, JSONValue]:
-        """The results that a prompt of the stage may have: one that asks once more has none of the
-        first answer."""
+        """Returns the results that a prompt of the stage may have. A stage that asks once more does
+        not have the first answer."""
         known = self.known(stage)
         if stage.is_escalation and stage.amends is not None:
             del known[stage.amends]
         return known
 
     def guard_values(self, stage: Stage) -> dict[str, JSONValue]:
-        """What the stage's guard looks at: everything, skipped results as null; `row` holds the
-        fields once more."""
+        """Returns what the stage's guard looks at: everything, skipped results as null; `row` holds
+        the fields once more."""
         known = {
             name: None if value is SKIPPED else value for name, value in self.known(stage).items()
         }
@@ -185,8 +185,8 @@ class RowView:
         return {**data, **known, **own, VARS: self._vars, ROW: data}
 
     def function_input(self, stage: Stage) -> FunctionInput:
-        """What a function of the user's is given: the row's fields, and the results upstream by
-        their stages' names. Of a group it is the list of its rows, each with these."""
+        """Returns what a function of the user's is called with: the row's fields, and the results
+        upstream by their stages' names. Of a group it is the list of its rows, each with these."""
         if stage.group is not None:
             rows: list[dict[str, JSONValue]] = json.loads(str(self.own[ROWS_JSON]))
             return rows
@@ -199,8 +199,8 @@ class RowView:
         }
 
     def known(self, stage: StageNode) -> dict[str, JSONValue]:
-        """The results upstream of the stage that are there; one that was amended as it is by
-        then."""
+        """Returns the results upstream of the stage that exist; an amended one as it is after the
+        stages before this one."""
         found = {name: self.results[name] for name in stage.ancestors if name in self.results}
         for later, first in stage.amended:
             if found.get(later, SKIPPED) is not SKIPPED:
@@ -212,8 +212,8 @@ class RowView:
 
 
 def followed(stages: Iterable[StageNode]) -> frozenset[str]:
-    """The stages whose results others look at: those that see them, and groups that take them from
-    their members."""
+    """Returns the stages whose results others look at: those that see them, and groups that take
+    them from their members."""
     return frozenset(name for stage in stages for name in (*stage.ancestors, *stage.needs))
 
 
@@ -228,9 +228,11 @@ def asked_again(
     redos: Fixes,
     prints: Callable[[Messages], Prints],
 ) -> tuple[Messages, Prints, list[JSONValue]]:
-    """The request of a task with all that people said of its answers who wanted another one; its
-    `prints`, and what they said. Each answer that is to be given again makes another task of it,
-    which may have an answer that is."""
+    """Returns the request of a task with all that people wrote about its answers who wanted another
+    one; its `prints`, and what they wrote.
+
+    Each answer that is to be given again makes another task of it, whose answer may in turn be one
+    that is to be given again."""
     made = prints(messages)
     said = list[JSONValue]()
     while (redo := redos.of(stage.name, row_id, made[0])) is not None:
@@ -246,8 +248,8 @@ def asked_again(
 
 
 def _missing(stage: Stage, missing: MissingField) -> RowError:
-    """Why a prompt cannot be rendered: the row lacks a field, or the answer of a stage upstream
-    does."""
+    """Returns the error of a prompt that cannot be rendered: the row lacks a field, or the answer
+    of a stage upstream does."""
     head, _, field = missing.name.partition(".")
     written = in_syntax(f"${{{missing.name}}}", stage.prompt.syntax)
     if field and head in stage.ancestors and head in missing.visible:
@@ -301,11 +303,11 @@ class Preparer:
         }
 
     def view(self, data: dict[str, JSONValue] | None) -> RowView:
-        """What there is to see of a row, before any stage has answered."""
+        """Returns the view of a row before any stage has answered."""
         return RowView(data or {}, self._vars, self._sees_all)
 
     def prepare(self, stage: PlannedStage, view: RowView, row_id: RowId) -> Prepared | RowError:
-        """The stage's request for a row, and its fingerprint; or why none can be made."""
+        """Returns the stage's request for a row, and its fingerprint; or why there can be none."""
         visible = view.prompt_values(stage)
         try:
             text = stage.prompt.render(visible)
