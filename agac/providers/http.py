@@ -88,8 +88,8 @@ class Events:
         self._after_cr = self._begun = self._is_error = False
 
     def feed(self, chunk: bytes) -> Iterator[Any]:
-        """Yields the events that are whole now: their JSON, None for `[DONE]`. Raises GarbledStream
-        and ReplyTooLarge."""
+        """Yields the events that are whole now: their JSON, None for `[DONE]`. Raises
+        GarbledStream, ReplyTooLarge."""
         # a line ends in LF, in CR, or in CR LF, of which the chunk before may have brought the
         # first half
         if self._after_cr and chunk.startswith(b"\n"):
@@ -131,8 +131,8 @@ class ReplyTooLarge(aiohttp.ClientPayloadError):
 
 
 async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """Reads the decoded body, at most `most` bytes of it. Raises ReplyTooLarge for more; of an
-    error the beginning is enough."""
+    """Returns the decoded body, `most` bytes of it. Raises ReplyTooLarge for more; of an error the
+    beginning is enough."""
     pieces = []
     size = 0
     while not response.content.at_eof():
@@ -185,8 +185,8 @@ def _all_taken(body: bytes, assembly: Assembly) -> bool:
 def _assembled(
     assembly: Assembly, response: aiohttp.ClientResponse | None, started: float
 ) -> HttpReply:
-    """An answer that came piece by piece and has ended now; `response` is that of server-sent
-    events."""
+    """Returns an answer that came piece by piece and has ended now; `response` is that of
+    server-sent events."""
     status, said, whole = assembly.result()
     headers = said
     if response is not None:
@@ -307,7 +307,7 @@ class Sender:
                 await session.close()
 
     def session(self, trace: aiohttp.TraceConfig | None = None) -> aiohttp.ClientSession:
-        """Returns the connections, and opens them for the first call. `trace` sees what goes over
+        """Returns the connections, which exist from the first call on. `trace` sees what goes over
         them."""
         if self._session is None:
             # servers close idle connections after 60 s or more; ours must be the shorter
@@ -336,7 +336,7 @@ class Sender:
         )
 
     def bounds(self, timeout: Timeout, within: float | None) -> aiohttp.ClientTimeout:
-        """Returns the time limits of one call, never more than `within`."""
+        """Returns the bounds of one call, never more than `within`."""
         bounds = _bounds(timeout)
         if within is not None and (bounds.total is None or within < bounds.total):
             bounds = aiohttp.ClientTimeout(
@@ -459,8 +459,8 @@ class SocketSender:
         await self._http.close()
 
     async def _ready(self, bounds: aiohttp.ClientTimeout, *, fresh: bool) -> _Socket:
-        """A socket to which nothing was sent that is still to be answered: the one used last, or a
-        new one."""
+        """Returns a socket to which nothing was sent that is still to be answered: the one used
+        last, or a new one."""
         while self._idle and not fresh:
             socket = self._idle.pop()
             if time.monotonic() - socket.opened <= MAX_LIFETIME_S:
@@ -550,7 +550,8 @@ class SocketSender:
     def _no_upgrade(
         self, problem: aiohttp.ClientError, bounds: aiohttp.ClientTimeout
     ) -> HttpReply | Fault:
-        """What a refused upgrade means where there is no other way. Its body is not to be had."""
+        """Returns what a refused upgrade means if there is no other way. Its body cannot be
+        read."""
         if isinstance(problem, _Redirected):
             return self._http.settings.redirected(problem.response.status, problem.response.headers)
         if isinstance(problem, aiohttp.WSServerHandshakeError) and problem.status in {
@@ -578,8 +579,8 @@ def open_sender(
     env: Mapping[str, str],
     heard: Heard = None,
 ) -> Sender | SocketSender:
-    """What sends by a transport: `body`, `sse`, `ws`, or `auto`, which goes on by events where
-    there are no WebSockets. `heard` gets the pieces of streams. Raises UsageError as `Sender`
+    """Returns what sends by a transport: `body`, `sse`, `ws`, or `auto`, which falls back to events
+    if there are no WebSockets. `heard` gets the pieces of streams. Raises UsageError as `Sender`
     does."""
     sender = Sender(provider, redactor, env=env, stream=transport != "body")
     sender.heard = heard

@@ -18,7 +18,7 @@ MARK = "AGAC_SESSION"  # the variable: its value is the path of the working fold
 
 
 def marked(folder: Path) -> list[int]:
-    """The ids of the processes that belong to a working folder, or to one within it."""
+    """Returns the ids of the processes that belong to a working folder, or to one within it."""
     mark = f"{MARK}={folder}".encode()
     return [
         number

@@ -29,23 +29,24 @@ day."""
 def price_of(
     provider: Provider, model: str, service_tier: str | None = None, at: float | None = None
 ) -> Price | None:
-    """A model's price `at` a time (seconds since 1970; None: now), with those of the tools that
-    its provider runs, which no tier changes: see `_tokens`."""
+    """Returns a model's price `at` a time (seconds since 1970; None: now), with those of the tools
+    that its provider runs, which no tier changes: see `_tokens`."""
     return _price(provider, model, service_tier, "then", at)
 
 
 def dearest_price(
     provider: Provider, model: str, service_tier: str | None = None, at: float | None = None
 ) -> Price | None:
-    """What a model costs at most on the day of `at` (UTC) and the next one, whatever the hour: for
-    quotes and budgets. Each kind of token has its own highest price."""
+    """Returns what a model costs at most on the day of `at` (UTC) and the next one, whatever the
+    hour: for quotes and budgets. Each kind of token has its own highest price."""
     return _price(provider, model, service_tier, "dearest", at)
 
 
 def cheapest_price(
     provider: Provider, model: str, service_tier: str | None = None, at: float | None = None
 ) -> Price | None:
-    """What a model costs at least on the day of `at` (UTC) and the next one, whatever the hour."""
+    """Returns what a model costs at least on the day of `at` (UTC) and the next one, whatever the
+    hour."""
     return _price(provider, model, service_tier, "cheapest", at)
 
 
@@ -102,7 +103,7 @@ def _listed(
 
 
 def lacks_tier(provider: Provider, model: str, service_tier: str) -> bool:
-    """Whether the price library knows the model and knows no price of its own for the tier: it is
+    """True if the price library knows the model and knows no price of its own for the tier: it is
     not offered there."""
     if provider.price_id is None or not provider.tiers_priced or _own(provider, model) is not None:
         return False
@@ -114,7 +115,7 @@ def lacks_tier(provider: Provider, model: str, service_tier: str) -> bool:
 
 
 def _own(provider: Provider, model: str) -> Price | None:
-    """The price that agac.yml gives, or the row."""
+    """Returns the price that agac.yml gives, or the row."""
     # of every model that is not named
     return provider.prices.get(model) or provider.prices.get("*")
 
@@ -161,7 +162,7 @@ def _cost_of_writing(usage: Usage, price: Price, written: int) -> float:
 
 
 def _has_free_tokens(price: Price) -> bool:
-    """Whether no token costs anything, however long the prompt is and whatever a cache does."""
+    """True if no token costs anything, however long the prompt is and whatever a cache does."""
     columns = (getattr(price, name) for name in _COLUMNS)
     return not any(columns) and all(_has_free_tokens(step) for _, step in price.above)
 
@@ -211,7 +212,8 @@ class _Schedule:
     """Seconds of a day (UTC) at which another price begins, midnight included."""
 
     def period(self, at: float) -> int:
-        """The same number of seconds since 1970 for all times between two changes of the price."""
+        """Returns the same number of seconds since 1970 for all times between two changes of the
+        price."""
         day, second = divmod(int(at), DAY)
         passed = bisect_right(self.dates, day)
         return (self.dates[passed - 1] if passed else 0) * DAY + self.times[
@@ -219,7 +221,7 @@ class _Schedule:
         ]
 
     def periods(self, day: int) -> tuple[int, ...]:
-        """All periods of a day (since 1970) and of the next one, in order."""
+        """Returns all periods of a day (since 1970) and of the next one, in order."""
         begins = (
             self.period((day + more) * DAY + second) for more in (0, 1) for second in self.times
         )
@@ -228,7 +230,7 @@ class _Schedule:
 
 @lru_cache(maxsize=1024)
 def _schedule(price_id: str, model: str) -> _Schedule | None:
-    """The price library's entry for a model; None: it has none."""
+    """Returns the price library's entry for a model; None: it has none."""
     from genai_prices.data_snapshot import get_snapshot
 
     try:
@@ -250,7 +252,8 @@ def _schedule(price_id: str, model: str) -> _Schedule | None:
 
 
 def _second_of_day(bound: time_of_day) -> int:
-    """The second of a day in UTC. The library takes a time without a zone for one in UTC."""
+    """Returns the second of a day in UTC. The library takes a time without a zone for one in
+    UTC."""
     aware = bound if bound.tzinfo else bound.replace(tzinfo=UTC)
     utc = datetime.combine(date(1970, 1, 2), aware).astimezone(UTC)
     return utc.hour * 3600 + utc.minute * 60 + utc.second
@@ -259,7 +262,7 @@ def _second_of_day(bound: time_of_day) -> int:
 def _library_price(
     price_id: str, model: str, service_tier: str | None, hours: Hours, at: float
 ) -> Price | None:
-    """The library's price. What it says of a period is read once."""
+    """Returns the library's price. What it says of a period is read once."""
     schedule = _schedule(price_id, model)
     if schedule is None:
         return None
@@ -272,7 +275,7 @@ def _library_price(
 def _price_of_day(
     price_id: str, model: str, service_tier: str | None, periods: tuple[int, ...], hours: Hours
 ) -> Price | None:
-    """The highest or lowest price of some periods; None when that of one is unknown."""
+    """Returns the highest or lowest price of some periods; None if that of one is unknown."""
     found = [_price_in(price_id, model, service_tier, period) for period in periods]
     prices = [price for price in found if price is not None]
     if len(prices) < len(found):
@@ -302,7 +305,7 @@ def _picked(prices: Sequence[Price], pick: Callable[..., float]) -> Price:
 
 
 def _at_size(price: Price, input_tokens: int) -> Price:
-    """The price of a request of so many tokens."""
+    """Returns the price of a request of this many tokens."""
     for start, above in price.above:
         if input_tokens >= start:
             price = above
@@ -311,7 +314,8 @@ def _at_size(price: Price, input_tokens: int) -> Price:
 
 @lru_cache(maxsize=1024)
 def _price_in(price_id: str, model: str, service_tier: str | None, period: int) -> Price | None:
-    """The library's price in a period; None when it lacks the input's or the output's price."""
+    """Returns the library's price in a period; None if it lacks the input's or the output's
+    price."""
     schedule = _schedule(price_id, model)
     assert schedule is not None
     context: dict[str, Any] = {"service_tier": service_tier} if service_tier else {}
@@ -327,7 +331,7 @@ def _price_in(price_id: str, model: str, service_tier: str | None, period: int) 
 
 
 def _flat(columns: list[Any], input_tokens: int) -> Price | None:
-    """The library's columns for a call of this size; None when it lacks the input's or the
+    """Returns the library's columns for a call of this size; None if it lacks the input's or the
     output's price."""
     found: list[float | None] = []
     for column in columns:

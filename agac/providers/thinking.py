@@ -167,7 +167,7 @@ def _lone_end(text: str, end: str) -> int:
 
 
 def _is_mention(text: str, at: int, end: str) -> bool:
-    """Whether an answer speaks of the mark: in quotes or code, or with a blank before it in a line
+    """True if an answer speaks of the mark: in quotes or code, or with a blank before it in a line
     that it is part of. Thinking ends at the end of a line, or a paragraph."""
     if _is_quoted(text, at, end) or text.count("```", 0, at) % 2:
         return True
@@ -183,7 +183,7 @@ def _is_quoted(text: str, at: int, end: str) -> bool:
 
 
 def _is_json(text: str) -> bool:
-    """Whether the text is a JSON object or array, alone or as one fenced block."""
+    """True if the text is a JSON object or array, alone or as one fenced block."""
     bare = text.strip()
     fenced = _FENCED.match(bare)
     if fenced:

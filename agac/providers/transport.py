@@ -55,7 +55,7 @@ def proxy_for(url: URL, env: Mapping[str, str]) -> URL | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine."""
+    """True if a host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -132,8 +132,8 @@ class ConnectionSettings:
     def fault(
         self, rule: ExceptionRule, reason: str, said: object = "", **bounds: float | None
     ) -> Fault:
-        """What an exception of a request means, in the words of its rule; `said` is the status
-        that came with it."""
+        """Returns what an exception of a request means, in the words of its rule; `said` is the
+        status that came with it."""
         words: dict[str, object] = {
             "provider": self.provider.name,
             "host": self.url.host,
@@ -149,7 +149,7 @@ class ConnectionSettings:
         return Fault(rule.kind, rule.type, self._redactor.clean(message), ambiguous=rule.ambiguous)
 
     def redirected(self, status: int, headers: Mapping[str, str]) -> Fault:
-        """An answer that points elsewhere, which is not followed."""
+        """Returns the fault for an answer that points elsewhere, which is not followed."""
         try:
             target = URL(headers.get("location", "")).host
         except ValueError:
@@ -341,7 +341,8 @@ _ENCODED = ExceptionRule(
 
 
 def exception_rule(problem: BaseException) -> ExceptionRule:
-    """The row of the exception's nearest class. Raises KeyError for what no request raises."""
+    """Returns the row of the exception's nearest class. Raises KeyError for what no request
+    raises."""
     if isinstance(problem, aiohttp.ClientResponseError) and "content-encoding" in problem.message:
         return _ENCODED
     if isinstance(problem, aiohttp.ClientHttpProxyError) and problem.status >= 500:

@@ -201,7 +201,7 @@ def _pieces(written: str, *, whole: bool) -> float | None:
 
 
 def _seconds(value: float, unit: float, server_now: str | None) -> float:
-    """A number as seconds from now: a wait in units of so many seconds, or Unix time."""
+    """Returns a number as seconds from now: a wait in units of so many seconds, or Unix time."""
     for least, size in _UNIX_UNITS:
         if value >= least:
             if size:
