@@ -31,7 +31,7 @@ class Frame(Protocol):
     (arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html, read November 2026)."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Its rows."""
+        """Gives its rows."""
 
 
 GivenRows = Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]] | Frame
@@ -42,8 +42,8 @@ _TURN_SECONDS = 0.05  # so long rows are read before others, and Ctrl-C, get the
 
 
 def library(name: str, what: str) -> Any:
-    """A library that agac itself can do without. Raises UsageError, which names it, where it is
-    not installed."""
+    """Imports a library that agac itself can do without. Raises UsageError, which names it, if it
+    is not installed."""
     lack = lack_of(what, name)
     if lack:
         raise UsageError(lack)
@@ -51,8 +51,8 @@ def library(name: str, what: str) -> Any:
 
 
 async def lines_of(rows: GivenRows) -> AsyncIterator[str]:
-    """The rows as lines of JSON: what the same rows in a JSON Lines file are. Raises UsageError
-    for what is no row."""
+    """Yields the rows as lines of JSON: the same as in a JSON Lines file of these rows. Raises
+    UsageError for what is no row."""
     number = 0
     turn = monotonic()
     if isinstance(rows, AsyncIterable):
@@ -115,8 +115,8 @@ def _pandas_rows(frame: Any) -> Iterator[dict[str, Any]]:
 
 
 def _shown(reals: Sequence[str], rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows, with the columns of floating point numbers of 32 bits as they are shown: a library
-    makes doubles of them."""
+    """Yields the rows, with floating point numbers of 32 bits as they are shown: a library makes
+    doubles of them."""
     for row in rows:
         for name in reals:
             value = row[name]
@@ -126,7 +126,7 @@ def _shown(reals: Sequence[str], rows: Iterable[dict[str, Any]]) -> Iterator[dic
 
 
 def _arrow_rows(stream: Any, index: PandasIndex) -> Iterator[dict[str, Any]]:
-    """The rows of an Arrow stream, with the index of a pandas frame as its names say."""
+    """Yields the rows of an Arrow stream, with the index of a pandas frame as its names say."""
     numbers = {
         name: iter(found)
         for name, found in index.numbers.items()
@@ -217,7 +217,7 @@ def frame(
     columns: Sequence[TableColumn],
     rows: list[list[Any]],
 ) -> Any:
-    """A table of this library. Raises UsageError where it is not installed."""
+    """Returns a table of this library. Raises UsageError if it is not installed."""
     made = library(name, "this frame")
     found = dict[str, Any]()
     for place, column in enumerate(columns):

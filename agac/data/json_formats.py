@@ -64,7 +64,7 @@ _indented = json.JSONEncoder(ensure_ascii=False, indent=2, allow_nan=False)
 
 
 def decode_at(text: str, position: int) -> tuple[JSONValue, int]:
-    """The value that begins at `position`, and where it ends. Raises JSONDecodeError,
+    """Returns the value that begins at `position`, and where it ends. Raises JSONDecodeError,
     RefusedValue."""
     try:
         value, end = _decoder.raw_decode(text, position)
@@ -80,8 +80,8 @@ def decode_at(text: str, position: int) -> tuple[JSONValue, int]:
 
 
 def decode(text: str) -> JSONValue:
-    """The one value that `text` holds, white space around it allowed. Raises as `decode_at`
-    does."""
+    """Returns the one value that `text` holds, with white space around it or not. Raises as
+    `decode_at` does."""
     value, end = decode_at(text, len(text) - len(text.lstrip(" \t\r\n")))
     if text[end:].strip(" \t\r\n"):
         raise json.JSONDecodeError(
@@ -146,8 +146,8 @@ def _children(path: str, value: JSONValue) -> Iterator[tuple[str, JSONValue]]:
 
 
 def json_column(text: str) -> JSONValue:
-    """The value of a cell with JSON, of databases that know more than JSON. Raises ValueError with
-    what is wrong."""
+    """Returns the value of a cell with JSON, of databases that know more than JSON. Raises
+    ValueError with what is wrong."""
     try:
         return decode(text)
     except ValueError as error:
@@ -175,7 +175,7 @@ def _finite(value: JSONValue) -> JSONValue:
 
 
 def kind_of(value: JSONValue) -> str:
-    """What a decoded value is, in words: `a list`, `null`."""
+    """Says what a decoded value is: `a list`, `null`."""
     return _NAMES.get(type(value), "null")
 
 
@@ -281,8 +281,8 @@ class _Text:
         return self._line
 
     def peek(self) -> str:
-        """The next character that is not white space, `at` placed on it; empty at the end of the
-        file."""
+        """Moves `at` to the next character that is not white space and returns it; empty at the end
+        of the file."""
         while True:
             match = _SPACE.match(self.text, self.at)
             self.at = match.end() if match else self.at
@@ -376,7 +376,7 @@ def _array(text: _Text) -> Iterator[tuple[int, JSONValue | _Broken]]:
 
 
 def _element(text: _Text) -> JSONValue | _Broken:
-    """The value that begins at `text.at`, which is moved behind it."""
+    """Returns the value that begins at `text.at`, which is moved behind it."""
     try:
         value, end = decode_at(text.text, text.at)
     except (RefusedValue, json.JSONDecodeError):

@@ -84,8 +84,8 @@ class ObjectStore:
             ) from None
 
     async def read(self, name: str, most: int) -> bytes | None:
-        """The content of an object; None where it is not there, and, which is reported, where it
-        is longer than `most` bytes or is no file."""
+        """Returns the content of an object. Returns None if it does not exist and, with a report,
+        if it is longer than `most` bytes or no file."""
         with self._explained(f"{name} cannot be read"):
             try:
                 if self._folder is not None:
@@ -112,9 +112,11 @@ class ObjectStore:
         raise NoObject(f"it has more than {most:,} bytes")
 
     async def sizes(self, folder: str, after: str | None = None) -> dict[str, int]:
-        """All objects below a folder (`v1/ci`) by their names, each with its bytes; those `after`
-        a name. What no agac can have written is reported and left out. Raises AgacError for more
-        than MAX_OBJECTS."""
+        """Returns all objects below a folder (`v1/ci`) by their names, each with its bytes; those
+        `after` a name.
+
+        What no agac can have written is reported and left out. Raises AgacError for more than
+        MAX_OBJECTS."""
         with self._explained(f"{folder} cannot be listed"):
             if self._folder is not None:
                 return await asyncio.to_thread(self._listed, folder, after)
@@ -149,7 +151,7 @@ class ObjectStore:
             _log.warning("%s/%s is left out: %s", self.url, plain(name), why)
 
     async def folders(self, folder: str) -> list[str]:
-        """The names of the folders in a folder."""
+        """Returns the names of the folders in a folder."""
         with self._explained(f"{folder} cannot be listed"):
             if self._folder is not None:
                 found = await asyncio.to_thread(self._folder.folders, _parts(folder))
@@ -182,7 +184,7 @@ class NoObject(Exception):
 
 
 def _parts(name: str) -> list[str]:
-    """The folders and the file that a name is made of. Raises AgacError for one that leads
+    """Returns the folders and the file that a name consists of. Raises AgacError for one that leads
     elsewhere."""
     parts = name.split("/")
     if not all(map(_is_part, parts)):
@@ -229,7 +231,7 @@ class _Folder:
         self._root = path.resolve()
 
     def create(self, parts: list[str], content: bytes) -> bool:
-        """A kill leaves a staged file at most, which is no object."""
+        """Creates an object. A kill leaves a staged file at most, which is no object."""
         path = self._path(parts, make=True)
         if os.path.lexists(path):
             return False
@@ -266,7 +268,8 @@ class _Folder:
         return content
 
     def files(self, parts: list[str]) -> Iterator[tuple[str, int, str]]:
-        """The names of all objects below a folder, each with its bytes, or with why it is none."""
+        """Yields the names of all objects below a folder, each with its bytes, or with why it is
+        none."""
         waiting = [parts]
         count = 0
         while waiting:
@@ -286,7 +289,7 @@ class _Folder:
                     yield name, status.st_size, ""
 
     def folders(self, parts: list[str]) -> list[str]:
-        """The names of the folders in a folder."""
+        """Returns the names of the folders in a folder."""
         return sorted(
             entry.name for entry in self._entries(parts) if entry.is_dir(follow_symlinks=False)
         )
@@ -299,11 +302,12 @@ class _Folder:
             return
 
     def _path(self, parts: list[str], *, make: bool = False) -> Path:
-        """Where an object is. Raises NoObject."""
+        """Returns the path of an object. Raises NoObject."""
         return self._below(parts[:-1], make=make) / parts[-1]
 
     def _below(self, parts: list[str], *, make: bool = False) -> Path:
-        """A folder below folders that are no links; made where it is not there. Raises NoObject."""
+        """Returns a folder below folders that are no links, and makes it if it does not exist.
+        Raises NoObject."""
         path = self._root
         for part in parts:
             path /= part

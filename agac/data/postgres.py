@@ -71,8 +71,8 @@ class Server:
         )
 
     def connect(self, settings: str) -> Connection[Any]:
-        """A connection whose transaction has begun, with these settings for it. Raises psycopg's
-        errors."""
+        """Opens a connection whose transaction has begun, with these settings for it. Raises
+        psycopg's errors."""
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
 
@@ -104,7 +104,7 @@ class Server:
 
     @contextmanager
     def reading(self) -> Iterator[Connection[Any]]:
-        """A connection that can only read, usable from any thread, one at a time. Raises
+        """Opens a connection that can only read, usable from any thread, one at a time. Raises
         AgacError."""
         with (
             self.explained(),
@@ -192,9 +192,9 @@ class _Json(str):
 
 @cache
 def _loaders() -> dict[int, type[Any]]:
-    """How values are read, by the number of their type: numbers, booleans and bytes as psycopg
-    does it, all others as the text that the server makes of them, so that none can fail in the
-    middle of a reading."""
+    """Returns how values are read, by the number of their type: numbers, booleans and bytes as
+    psycopg does it, all others as the text that the server makes of them, so that none can fail in
+    the middle of a reading."""
     from psycopg import postgres
     from psycopg.adapt import Loader
 
@@ -321,9 +321,9 @@ _KINDS = {
 
 
 def _columns_of(connection: Connection[Any], table: str) -> dict[str, sqlite.Known]:
-    """The columns of a table by their names, and in lower case; empty when there is no such table.
-    A family is `json`, `integer`, `float`, or PostgreSQL's category (N numeric, B boolean, S text,
-    …). A domain is told as its own type."""
+    """Returns the columns of a table by their names, and in lower case; empty if there is no such
+    table. A family is `json`, `integer`, `float`, or PostgreSQL's category (N numeric, B boolean, S
+    text, …). A domain counts as its own type."""
     found = [sqlite.Known(*row) for row in connection.execute(_COLUMNS, [table])]
     return {one.name.lower(): one for one in found} | {one.name: one for one in found}
 
@@ -491,8 +491,8 @@ class PostgresSink(sqlite.TableSink):
         _check_table(self._connection, self._table, columns, self._shown)
 
     def _definition(self, column: TableColumn) -> str:
-        """A number that no schema declares is `numeric`: it may be of another kind next time, and
-        no digit is lost."""
+        """Returns the definition of a column. A number that no schema declares is `numeric`: it may
+        be of another kind next time, and no digit is lost."""
         integer, number = (
             ("bigint", "double precision") if column.declared else ("numeric", "numeric")
         )
@@ -506,7 +506,7 @@ class PostgresSink(sqlite.TableSink):
             yield
 
     def _storable(self, values: list[JSONValue]) -> list[JSONValue]:
-        """The values as texts that the server reads as the types of the columns."""
+        """Returns the values as texts that the server reads as the types of the columns."""
         if isinstance(values[0], str) and _UNFIT.search(values[0]):
             what = f"the id {values[0]!r} holds a character that PostgreSQL cannot store"
             raise AgacError(f"{self._shown}: {what}", remedy="Give the row another id.")

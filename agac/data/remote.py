@@ -80,7 +80,7 @@ class _Kept(BaseModel):
 
 
 def _hash_of(path: Path) -> str:
-    """Of a file's content, as `KeptFile` names it."""
+    """Returns the hash of a file's content, as `KeptFile` names it."""
     hasher = blake2b(digest_size=DIGEST_BYTES)
     with path.open("rb") as file:
         for piece in iter(partial(file.read, 1 << 20), b""):
@@ -113,8 +113,8 @@ class RemoteContents:
     _fetched: dict[str, tuple[RemoteContent, ...]] = field(default_factory=dict, init=False)
 
     def fetch(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
-        """What `reference` names, which is `what` to a workflow: several files of an input only.
-        Raises Refused."""
+        """Fetches what `reference` names, which is `what` to a workflow: several files only of an
+        input. Raises Refused."""
         known = f"{what}: {reference}" if what == UNTRUSTED else reference
         if known not in self._fetched:
             found = tuple(one for one in self.pinned if one.reference == reference)
@@ -182,8 +182,8 @@ class RemoteContents:
         return await self._answered(reference, sent, take)
 
     def beginning(self, url: str, most: int, body: str | None = None) -> tuple[str, bytes]:
-        """The kind and at most so many bytes of what is at an address, which gets the JSON `body`.
-        Raises Refused."""
+        """Returns the kind and at most this many bytes of the content of an address, which gets the
+        JSON `body`. Raises Refused."""
 
         async def take(
             response: aiohttp.ClientResponse, _end: asyncio.Timeout, _url: str
@@ -203,8 +203,8 @@ class RemoteContents:
         return asyncio.run(self._answered(url, {}, take, body))
 
     def told(self, url: str, body: str | None, headers: Mapping[str, str]) -> int:
-        """The status with which an address answers JSON, or None; no redirect is followed. Raises
-        Refused."""
+        """Returns the status with which an address answers JSON, or None; no redirect is followed.
+        Raises Refused."""
 
         async def take(response: aiohttp.ClientResponse, _end: asyncio.Timeout, _url: str) -> int:
             return response.status
@@ -219,7 +219,7 @@ class RemoteContents:
         body: str | None = None,
         redirects: int = MAX_REDIRECTS,
     ) -> T:
-        """What is taken of the answer at the end of all redirects."""
+        """Returns what is taken of the answer at the end of all redirects."""
         import aiohttp
 
         url = reference
@@ -258,8 +258,8 @@ class RemoteContents:
         return self.root / FOLDER / f"{digest(reference).hex()}.json"
 
     def _known(self, reference: str) -> tuple[RemoteContent | None, dict[str, str]]:
-        """What was fetched before, if it is there, and what a server is sent that may know that it
-        is the same."""
+        """Returns what was fetched before, if it exists, and headers that let a server say that it
+        has not changed."""
         with suppress(OSError, ValueError):
             said = _Kept.model_validate_json(self._index(reference).read_text("utf-8"))
             path = self.root / FOLDER / said.hash / said.name
@@ -392,7 +392,7 @@ class RemoteContents:
         return text.strip()
 
     def _checked(self, url: str) -> tuple[SplitResult, str]:
-        """An address taken apart, and its host. Raises Refused for what may not be fetched
+        """Returns the parts of an address, and its host. Raises Refused for what may not be fetched
         whatever its host."""
         parts = urlsplit("")
         host = ""
@@ -417,8 +417,8 @@ class RemoteContents:
         return parts, host
 
     def _addresses(self, host: str, port: int, shown: str, *, must: bool) -> list[str]:
-        """The addresses of a host, all of which may be reached; none where a proxy may know it
-        alone (not `must`)."""
+        """Returns the addresses of a host, all of which may be reached; none if a proxy may be the
+        only one to know it (not `must`)."""
         try:
             found = [
                 str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -517,8 +517,8 @@ def _bracketed(host: str) -> str:
 
 
 def apart(work: Callable[[], T]) -> Future[T]:
-    """What `work` comes to, in a thread of its own: this one may run a loop, and nobody has to
-    wait for its end."""
+    """Runs `work` in a thread of its own and returns its outcome: this thread may run a loop, and
+    does not have to wait for the end."""
     outcome: Future[T] = Future()
 
     def finish() -> None:
@@ -534,7 +534,7 @@ def apart(work: Callable[[], T]) -> Future[T]:
 
 
 def _shown(url: str) -> str:
-    """An address without its query, which may hold a signature, and without a user."""
+    """Returns an address without its query, which may hold a signature, and without a user."""
     return re.sub(r"(?<=://)[^/]*@", "", url.partition("?")[0])
 
 

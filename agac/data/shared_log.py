@@ -30,7 +30,7 @@ _MAX_VALUES = 500_000
 
 
 def _process(holder: str) -> str:
-    """A holder as `store.lease.this_process` names it, whose number a system call takes."""
+    """Checks a holder as `store.lease.this_process` names it, whose number a system call takes."""
     if int(holder.split(" ")[2]) >= 1 << 31:
         raise ValueError("the number of its process is too large")
     return holder
@@ -69,8 +69,8 @@ Shared = TypeVar("Shared", bound=SharedObject)
 
 
 def read_record(kind: type[Shared], content: bytes) -> Shared:
-    """What an object holds. Raises ValueError, which says in one line why it is none of this
-    kind."""
+    """Returns the content of an object. Raises ValueError, which says in one line why it is none of
+    this kind."""
     strict_json(content, _MAX_VALUES)  # pydantic would take the last of two values of a key
     try:
         return kind.model_validate_json(content)
@@ -81,7 +81,7 @@ def read_record(kind: type[Shared], content: bytes) -> Shared:
 
 
 def facts(value: Any) -> Any:
-    """A JSON value of which only numbers are known: they are ones that can be added up. Raises
+    """Checks a JSON value of which only numbers are known: they can be added up. Raises
     ValueError."""
     waiting = [value]
     while waiting:
@@ -109,12 +109,12 @@ _NUMBER = re.compile(r"0[0-9]{9}")
 
 
 def entry_name(number: int) -> str:
-    """The name of the entry with this number."""
+    """Returns the name of the entry with this number."""
     return f"{number:010d}"
 
 
 def entry_numbers(names: Iterable[str]) -> set[int]:
-    """The numbers of a log's entries, by the names of what is in its folder."""
+    """Returns the numbers of a log's entries, by the names of what is in its folder."""
     return {int(name) for name in names if _NUMBER.fullmatch(name)}
 
 

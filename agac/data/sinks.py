@@ -71,7 +71,8 @@ class JsonSink(AtomicFile):
         self._add(list(map(self._framed, json_texts)))
 
     def _framed(self, json_text: str) -> str:
-        """The text as one value of this file: indented in a document, else on a line of its own."""
+        """Returns the text as one value of this file: indented in a document, otherwise on a line
+        of its own."""
         if self._framing.indent:
             return encode(decode(json_text), indent=True)
         if "\n" in json_text or "\r" in json_text:
@@ -208,10 +209,11 @@ def envelope(
     include_input: bool = False,
     about: Mapping[str, object] | None = None,
 ) -> str:
-    """One row's line, without its line end: `{"id","row_number","ok","result","error"}`, then what
-    else is told `about` it (`how` people had to do with it, `sources`), and `input`, where they
-    are wanted. `result_json` and `input_json` are JSON texts and are put in as they are; None
-    becomes null."""
+    """Returns one row's line, without its line end: `{"id","row_number","ok","result","error"}`,
+    then what else is known `about` it (`how` people were involved, `sources`), and `input`, if they
+    are wanted.
+
+    `result_json` and `input_json` are JSON texts and are put in as they are; None becomes null."""
     if error is not None and error.detail:
         partial = {"partial": error.detail}
     else:
@@ -290,12 +292,12 @@ PREVIEW_DATABASE = (
 
 
 def file_of(format: str) -> str:  # noqa: A002 - it is the key's name
-    """The name of a format's file in the output folder."""
+    """Returns the name of a format's file in the output folder."""
     return f"results.{format}"
 
 
 def result_files(folder: Path) -> list[Path]:
-    """The files in an output folder: the summary, which tells of the others, last."""
+    """Returns the files in an output folder: the summary, which names the others, last."""
     return [
         folder / name for name in sorted({*FILES, *map(file_of, TABLES)}, key="summary.json".__eq__)
     ]

@@ -65,7 +65,7 @@ class SeveralFiles:
         return self._spec.shown
 
     def place(self, ordinal: int) -> str:
-        """The file of a row that the last reading met, and its number there."""
+        """Returns the file of a row that the last reading met, and its number there."""
         befores, files = self._begun
         found = bisect_left(befores, ordinal) - 1
         return f"{files[found]}: row {ordinal - befores[found]}"
@@ -151,7 +151,7 @@ class KeptFile(AtomicFile):
         return self._hasher.hexdigest()
 
     def placed(self, path: Path) -> Path:
-        """The file, durably in its place, which is on the same disk."""
+        """Puts the file durably in its place, which is on the same disk, and returns that."""
         with explained(path, self.remedy):
             make_folder(path.parent)
         self.path = path
@@ -222,7 +222,7 @@ for messages."""
 
 
 def open_input(spec: InputSpec, env: Mapping[str, str] = MappingProxyType({})) -> Source:
-    """The source that an input names; `env` is what `${VAR}` in an address means. Raises as
+    """Opens the source that an input names; `env` is what `${VAR}` in an address means. Raises as
     `open_source` does."""
     if spec.piped:
         return Piped()
@@ -241,7 +241,7 @@ def open_input(spec: InputSpec, env: Mapping[str, str] = MappingProxyType({})) -
 
 @contextmanager
 def _before_a_run() -> Iterator[None]:
-    """What cannot be read to where it is needed cannot be used."""
+    """Turns the error of a file that cannot be copied to where a run needs it into a UsageError."""
     try:
         yield
     except UsageError:
@@ -276,24 +276,28 @@ def _how(spec: InputSpec) -> dict[str, Any]:
 
 
 def open_source(path: Path, found: InputFormat, shown: str, **how: Any) -> Source:
-    """The file at `path`, read as the format `found`; `shown` its name in messages; `how` has keys
-    of `WRITTEN`. Raises UsageError when its beginning makes all of it unusable; that begins with
-    `shown`, or `shown:line` of the header."""
+    """Opens the file at `path`, read as the format `found`; `shown` is its name in messages; `how`
+    has keys of `WRITTEN`.
+
+    Raises UsageError if its beginning makes all of it unusable; the message begins with `shown`, or
+    `shown:line` of the header."""
     with _before_a_run():
         return FORMATS[found](path, shown, **how)
 
 
 def place_of(source: Source, ordinal: int) -> str:
-    """A row of the last reading as messages name it: with its file, where there are several."""
+    """Returns the place of a row of the last reading as messages name it: with its file, if there
+    are several."""
     if isinstance(source, SeveralFiles):
         return source.place(ordinal)
     return f"row {ordinal}"
 
 
 def read_rows(source: Source, id_field: str | None, start: int = 0) -> Iterator[Row]:
-    """The rows of a source after the first `start`. Without `id_field` a row's id is its ordinal,
-    an integer. A record that lacks its id becomes a row with `MissingIdField` and its ordinal for
-    an id; it keeps its data."""
+    """Yields the rows of a source after the first `start`.
+
+    Without `id_field` a row's id is its ordinal, an integer. A record that lacks its id becomes a
+    row with `MissingIdField` and its ordinal for an id; it keeps its data."""
     for record in source.records(start):
         ordinal, data, error, _, _, short = record
         if data is None or id_field is None:
@@ -340,11 +344,11 @@ class FirstRows(NamedTuple):
         )
 
     def names(self) -> tuple[str, ...]:
-        """The fields of all rows, in the order in which they are met."""
+        """Returns the fields of all rows, in the order in which they are met."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row))
 
     def words(self) -> str:
-        """How a sentence begins that denies something of these rows: `no row`."""
+        """Returns the beginning of a sentence that denies something of these rows: `no row`."""
         if self.complete:
             return "no row"
         return f"none of the first {self.looked_at:,} rows"
@@ -495,8 +499,8 @@ _SUFFIX = re.compile(r"(#\d+)+\Z")
 def rows_of_shard(
     rows: Iterable[Row], shard: Shard, suffixed: bool, read: InputDigest | None
 ) -> Iterator[Row]:
-    """The rows of one shard. `suffixed`: ids that come again are numbered (`a#2`), and stay with
-    the first."""
+    """Yields the rows of one shard. `suffixed`: ids that come again are numbered (`a#2`), and stay
+    with the first."""
     seen = blake2b(digest_size=DIGEST_BYTES)
     for count, row in enumerate(rows, 1):
         if read is not None:

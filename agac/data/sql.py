@@ -64,7 +64,7 @@ _INTEGERS = {53: "EXACT", 63: "BIGINT", 127: "HUGEINT"}  # bits; a double holds 
 
 
 def _kind(value: JSONValue) -> str:
-    """The narrowest type for a value that is not null."""
+    """Returns the narrowest type for a value that is not null."""
     if type(value) is int:
         return next(
             (name for bits, name in _INTEGERS.items() if value.bit_length() <= bits), "JSON"
@@ -73,7 +73,7 @@ def _kind(value: JSONValue) -> str:
 
 
 def _type(kinds: set[str]) -> str:
-    """The type in which nothing of a column is lost: JSON for lists, objects, and values of
+    """Returns the type in which nothing of a column is lost: JSON for lists, objects, and values of
     several types."""
     if kinds <= {"EXACT", "BIGINT"}:
         return "BIGINT" if kinds else "VARCHAR"
@@ -136,13 +136,14 @@ class _Spool(AtomicFile):
         self.append(f"{text}\n")
 
     def spill(self) -> Path:
-        """A folder for what one statement puts aside, which duckdb makes when it needs it."""
+        """Returns a folder for what one statement puts aside, which duckdb makes when it needs
+        it."""
         return self.temporary.with_name(f"{self.temporary.name}.spill-{next(self._spills)}")
 
 
 def _tables(tree: Any) -> Iterator[str]:
-    """The names of the tables and of the functions that give tables, in duckdb's own tree of a
-    statement."""
+    """Yields the names of the tables and of the functions that give tables, in duckdb's own tree of
+    a statement."""
     if isinstance(tree, list):
         for inner in tree:
             yield from _tables(inner)
@@ -194,8 +195,8 @@ class SqlSource:
         return self._rows.describe()
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        """What the statement gives; then, as rows that fail, the records that cannot be used and
-        are in no table."""
+        """Yields the rows that the statement gives; then, as rows that fail, the records that
+        cannot be used and are in no table."""
         unusable = self._spool.unusable
         ordinal = skipped = 0 if unusable else start
         if self._table is not None:
@@ -218,7 +219,7 @@ class SqlSource:
             )
 
     def _checked(self, statement: str) -> str:
-        """The statement without its end. Raises SpecError unless it is one SELECT."""
+        """Returns the statement without its end. Raises SpecError unless it is one SELECT."""
         import duckdb
 
         try:
@@ -252,7 +253,7 @@ class SqlSource:
                 )
 
     def _bound(self) -> TypedRows:
-        """What the statement gives. Raises SpecError when it does not fit the rows."""
+        """Returns what the statement gives. Raises SpecError if it does not fit the rows."""
         with self._connected(binding=True) as connection:
             connection.execute(f"EXPLAIN\n{self._statement}")
             mixed = [
@@ -271,7 +272,7 @@ class SqlSource:
 
     @contextmanager
     def _connected(self, *, binding: bool = False) -> Iterator[DuckDBPyConnection]:
-        """A database in memory that holds the table input and reaches nothing else. Raises
+        """Opens a database in memory that holds the table input and reaches nothing else. Raises
         SpecError for what is wrong with the statement while it is looked at (`binding`), AgacError
         while it is run."""
         import duckdb
@@ -303,7 +304,8 @@ class SqlSource:
             shutil.rmtree(spill, ignore_errors=True)
 
     def _opening(self, connection: DuckDBPyConnection) -> Iterator[str]:
-        """What makes the table input, and what it may read for that."""
+        """Yields the statements that make the table input, and let it read what it needs for
+        that."""
         paths = ", ".join(literal(str(path)) for path in self._files or [self._spool.temporary])
         columns = "*"
         if self._files:
@@ -318,7 +320,8 @@ class SqlSource:
         yield f"CREATE VIEW input AS SELECT {columns} FROM {rows}"  # noqa: S608 - names and paths are quoted
 
     def _refused(self, said: str) -> SpecError:
-        """What is wrong with the statement, at what in it, and the columns that there are."""
+        """Returns the error of the statement: what is wrong, at which part of it, and which columns
+        there are."""
         first = said.partition("\n")[0]
         text = (first.partition(" Error: ")[2] or first).rstrip("!.")
         spot = _SPOT.search(said)

@@ -69,7 +69,7 @@ class SqliteSource(FileSource):
                     yield record_of(self._shown, ordinal, self._columns, values)
 
     def _meant(self, message: str) -> str | None:
-        """Which table or column a name that does not exist may have meant."""
+        """Returns the table or column that a name that does not exist may have meant."""
         missing = _MISSING.search(message)
         if missing is None:
             return None
@@ -92,7 +92,7 @@ class SqliteSource(FileSource):
 
     @contextmanager
     def connected(self) -> Iterator[sqlite3.Connection]:
-        """A connection that can only read, usable from any thread, one at a time."""
+        """Opens a connection that can only read, usable from any thread, one at a time."""
         uri = f"file:{quote(str(self._path))}?mode=ro"
         try:
             with closing(
@@ -109,8 +109,8 @@ class SqliteSource(FileSource):
 
 
 def plain(value: Any, hexed: str = "hex()") -> JSONValue:
-    """A value of a database as JSON has it. Raises ValueError with what is wrong with it; `hexed`
-    shows any bytes."""
+    """Returns a value of a database as JSON has it. Raises ValueError with what is wrong with it;
+    `hexed` shows any bytes."""
     try:
         if isinstance(value, bytes):
             return value.decode()
@@ -132,8 +132,8 @@ def record_of(
     values: Sequence[Any],
     read: Callable[[Any], JSONValue] = plain,
 ) -> Record:
-    """The record of a row that a query of the database `shown` gives; `read` raises ValueError as
-    `plain` does."""
+    """Returns the record of a row that a query of the database `shown` gives; `read` raises
+    ValueError as `plain` does."""
     data: dict[str, JSONValue] = {}
     for column, value in zip(columns, values, strict=True):
         kind = type(value)
@@ -148,8 +148,8 @@ def record_of(
 
 
 def tables_read(path: Path, statement: str, shown: str) -> set[str]:
-    """The tables that a statement reads, views followed, in lower case. Raises UsageError when it
-    cannot be read."""
+    """Returns the tables that a statement reads, views followed, in lower case. Raises UsageError
+    if it cannot be read."""
     found: set[str] = set()
 
     def note(action: int, first: str | None, second: str | None, *_: str | None) -> int:
@@ -208,7 +208,8 @@ class Known(NamedTuple):
 
 
 def columns_of(connection: sqlite3.Connection, table: str) -> dict[str, Known]:
-    """The columns of a table by their names in lower case; empty when there is no such table."""
+    """Returns the columns of a table by their names in lower case; empty if there is no such
+    table."""
     rows = connection.execute(f"PRAGMA table_xinfo({quoted(table)})")
     return {
         name.lower(): Known(name, type_.upper(), hidden > 0)
@@ -217,13 +218,13 @@ def columns_of(connection: sqlite3.Connection, table: str) -> dict[str, Known]:
 
 
 def find_column(known: Mapping[str, Known], name: str) -> Known | None:
-    """A column of a table by its name, or by that in lower case."""
+    """Returns a column of a table by its name, or by that in lower case."""
     return known.get(name) or known.get(name.lower())
 
 
 def table_columns(layout: TableLayout, there: Collection[str] = ()) -> list[TableColumn]:
-    """The columns of a table, the key first, under names that SQLite tells apart; it has those
-    `there` already."""
+    """Returns the columns of a table, the key first, under names that SQLite tells apart; it has
+    those `there` already."""
     columns = [column for place, column in enumerate(layout.columns) if place != layout.id_place]
     columns.insert(0, layout.key)
     names = distinct([column.name for column in columns], there)
@@ -299,8 +300,8 @@ _NUMBERS: tuple[Affinity, ...] = ("integer", "real", "numeric")
 
 
 def _affinity(declared: str) -> Affinity:
-    """What a column of this declared type makes of values (sqlite.org/datatype3.html, 3.1, read
-    November 2026)."""
+    """Returns what a column of this declared type makes of values (sqlite.org/datatype3.html, 3.1,
+    read November 2026)."""
     if "INT" in declared:
         return "integer"
     if any(word in declared for word in ("CHAR", "CLOB", "TEXT")):
@@ -345,7 +346,7 @@ def _is_unique(connection: sqlite3.Connection, table: str, key: str) -> bool:
 
 
 def quoted(name: str) -> str:
-    """A name as SQL takes it, whatever is in it."""
+    """Returns a name as SQL takes it, whatever is in it."""
     return '"' + name.replace('"', '""') + '"'
 
 

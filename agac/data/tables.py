@@ -46,8 +46,8 @@ class Kind(StrEnum):
 
 
 def bits_of(value: JSONValue) -> int:
-    """What one value adds to what is known of its column; a number that JSON cannot hold counts as
-    null."""
+    """Returns what one value adds to what is known of its column; a number that JSON cannot hold
+    counts as null."""
     found = _BITS.get(type(value))
     if found is not None:
         return found
@@ -59,8 +59,8 @@ def bits_of(value: JSONValue) -> int:
 
 
 def shortest_real(real: float) -> float:
-    """A floating point number of 32 bits, which is not infinite, as it is shown: by the fewest
-    digits that tell it from others, so that 0.1 is not 0.10000000149011612."""
+    """Returns a finite floating point number of 32 bits as it is shown: by the fewest digits that
+    tell it from others, so that 0.1 is not 0.10000000149011612."""
     texts = (f"{real:.{digits}g}" for digits in range(1, 10))
     return float(next(text for text in texts if unpack("f", pack("f", float(text)))[0] == real))
 
@@ -76,8 +76,8 @@ def kind_of(bits: int) -> Kind:
 
 
 def declared_fields(schema: Mapping[str, Any] | None) -> dict[str, int]:
-    """The fields of the objects that a JSON Schema describes, in its order, with what it says of
-    their values."""
+    """Returns the fields of the objects that a JSON Schema describes, in its order, with what it
+    says of their values."""
     if schema is None:
         return {}
     properties = (resolved(schema, schema) or {}).get("properties")
@@ -107,7 +107,7 @@ Fields = dict[str, JSONValue]
 
 
 def result_name(stages: Sequence[str]) -> str:
-    """Names a result that is made of the results of these stages."""
+    """Returns the name of a result that is made of the results of these stages."""
     return stages[0] if len(stages) == 1 else RESULT
 
 
@@ -160,14 +160,15 @@ class Merger:
         """The result's field behind a field of the record, by the record's name for it."""
 
     def value(self, data: Fields, value: JSONValue) -> JSONValue:
-        """Makes the value that is written for a row that is done: its result alone under `replace`,
-        else a record."""
+        """Returns what is written for a row that is done: its result alone under `replace`,
+        otherwise a record."""
         if self._merge == "replace":
             return value
         return self.record(data, value)
 
     def record(self, data: Fields, value: JSONValue) -> Fields:
-        """Makes the record of a row that is done. It shares its values with what it was made of."""
+        """Returns the record of a row that is done. It shares its values with what it was made
+        of."""
         if self._merge == "append":
             return {**data, self._stage: value}
         # every stage whose result is written was skipped: all that it would have is null
@@ -184,7 +185,7 @@ class Merger:
         }
 
     def failed(self, data: Fields) -> Fields:
-        """Makes the record of a row that failed: what it has of the row itself."""
+        """Returns the record of a row that failed: what it has of the row itself."""
         return {} if self._merge == "replace" else data
 
 
@@ -224,7 +225,7 @@ class TableLayout:
     def cells(
         self, record: Fields, error: str | None, sources: JSONValue = None
     ) -> list[JSONValue]:
-        """The values of a row. A field that it lacks is null, and so are sources where it has
+        """Returns the values of a row. A field that it lacks is null, and so are sources if it has
         none."""
         get = record.get
         if self.has_sources:
@@ -334,10 +335,12 @@ def _add(seen: dict[str, int], fields: Fields) -> None:
 
 
 def distinct(names: Sequence[str], there: Collection[str] = ()) -> list[str]:
-    """The names for databases, which tell no `a` from `A` and refuse an empty one: a later one
-    gets a number. `there` are the columns of a table that is there: of names that differ only by
-    case each finds the column again that it was given before, in whatever order they come now. The
-    first name is the key's and stays as it is."""
+    """Returns names for databases, to which `a` and `A` are the same and which refuse an empty one:
+    a later one gets a number.
+
+    `there` are the columns of a table that exists: each of several names that differ only by case
+    finds the column again that it got before, in whatever order they come now. The first name is
+    the key's and stays as it is."""
     plain = [name.replace("\0", "") or "column" for name in names]
     alike = Counter(name.lower() for name in plain)
     many = [name for name in plain[1:] if alike[name.lower()] > 1]
@@ -358,7 +361,8 @@ def distinct(names: Sequence[str], there: Collection[str] = ()) -> list[str]:
 
 
 def _before(name: str, there: Collection[str], key: str) -> str | None:
-    """The column that `distinct` gave to a name when it made a table, if that is to be seen."""
+    """Returns the column that `distinct` gave to a name when it made a table, if that is
+    certain."""
     own = [
         c
         for c in there

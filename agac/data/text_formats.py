@@ -199,14 +199,14 @@ class DelimitedSource(FileSource):
         return Record(ordinal, data, None, line, short=missing > 0)
 
     def _first_unreadable(self, cells: Sequence[str], what: str) -> tuple[int, str] | None:
-        """The place from 0 of the first cell with a byte that cannot be read, and which byte it
-        is."""
+        """Returns the position from 0 of the first cell with a byte that cannot be read, and which
+        byte it is."""
         found = ((place, unreadable(cell, what, self._read_as)) for place, cell in enumerate(cells))
         return next(((place, problem) for place, problem in found if problem), None)
 
 
 def separator_hint(columns: Sequence[str]) -> str:
-    """A question and its answer when the one column looks like a header that was not taken
+    """Returns a question and its answer if the one column looks like a header that was not taken
     apart."""
     if len(columns) == 1:
         found = next((sign for sign in (";", "\t", "|", ",") if sign in columns[0]), None)
@@ -272,7 +272,7 @@ class WholeFiles:
 
 
 def matched_files(spec: InputSpec) -> Iterator[str]:
-    """The paths that an input matches, relative to its folder. Raises AgacError when a folder
+    """Yields the paths that an input matches, relative to its folder. Raises AgacError if a folder
     cannot be read."""
     try:
         yield from matching_rows(spec.path, spec.patterns, spec.skipped)
@@ -325,8 +325,8 @@ _PLAIN_NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?\Z")
 
 
 def cell_text(value: JSONValue) -> str:
-    """A value as the text of a cell: null is empty, true and numbers as in JSON, lists and objects
-    as JSON."""
+    """Returns a value as the text of a cell: null is empty, true and numbers as in JSON, lists and
+    objects as JSON."""
     if isinstance(value, str):
         return value
     if value is None or (isinstance(value, float) and not isfinite(value)):
@@ -335,8 +335,8 @@ def cell_text(value: JSONValue) -> str:
 
 
 def safe_cell_text(value: JSONValue) -> str:
-    """The same, as no spreadsheet takes it for a formula. A plain number is none, also with a
-    sign."""
+    """Returns the same, as no spreadsheet takes it for a formula. A plain number is none, also with
+    a sign."""
     if isinstance(value, str) and _FORMULA.match(value) and not _PLAIN_NUMBER.match(value):
         return f"'{value}"
     return cell_text(value)

@@ -117,7 +117,7 @@ class XlsxSource(FileSource):
         return Record(ordinal, data, None, line, self._place)
 
     def _header(self, sheet: Any) -> tuple[list[str], int]:
-        """The name of each column, empty where it has none, and the row that names them."""
+        """Returns the name of each column, empty if it has none, and the row that names them."""
         first = self._header_row or 1
         last = self._header_row
         rows = enumerate(sheet.iter_rows(min_row=first, max_row=last), start=first)
@@ -131,8 +131,8 @@ class XlsxSource(FileSource):
 
     @contextmanager
     def _sheet(self) -> Iterator[Any]:
-        """The sheet, opened. Raises UsageError when there is none of that name, AgacError when it
-        cannot be read."""
+        """Opens the sheet. Raises UsageError if there is none of that name, AgacError if it cannot
+        be read."""
         import openpyxl  # type: ignore[import-untyped]
 
         # it warns of what it leaves out: styles, charts, rules
