@@ -376,8 +376,8 @@ ready_tasks: Reads[[Sequence[int]], dict[int, Ready]] = reads(
 
 
 async def intents(database: Database) -> tuple[set[str], set[str]]:
-    """The names of all batches whose files on this machine are still needed, and of all that there
-    are."""
+    """Returns the names of all batches whose files on this machine are still needed, and of all
+    batches."""
     found = await select(database, "intents", tuple[str, bool])
     return {intent for intent, needed in found if needed}, {intent for intent, _ in found}
 
@@ -513,8 +513,8 @@ open_batches: Reads[[], dict[int, OpenBatches]] = reads(
 
 
 def times_of(seconds: Sequence[float]) -> LaneTimes | None:
-    """The quantiles of durations, which come in order: the smallest value that so many of them do
-    not exceed."""
+    """Returns the quantiles of durations, which come in order: the smallest value that this share
+    of them does not exceed."""
     if not seconds:
         return None
     p50, p95 = (seconds[math.ceil(share * len(seconds)) - 1] for share in (0.5, 0.95))

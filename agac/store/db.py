@@ -183,7 +183,7 @@ def statements() -> dict[str, str]:
 
 
 def sql(name: str) -> str:
-    """The statement called `name`."""
+    """Returns the statement called `name`."""
     return statements()[name]
 
 
@@ -196,7 +196,7 @@ def execute(writer: sqlite3.Connection, name: str, values: Sequence[Any]) -> Non
 
 @cache
 def sql_many(name: str, count: int) -> str:
-    """The statement called `name` with `count` placeholders in place of `(:many)`."""
+    """Returns the statement called `name` with `count` placeholders in place of `(:many)`."""
     return sql(name).replace("(:many)", f"({','.join('?' * count)})")
 
 
@@ -211,7 +211,7 @@ _SLICE = 512
 
 
 def slices(keys: Sequence[T]) -> Iterator[list[T]]:
-    """The keys, as many at a time as one statement takes."""
+    """Yields the keys, as many at a time as one statement takes."""
     return (list(keys[start : start + _SLICE]) for start in range(0, len(keys), _SLICE))
 
 
@@ -258,8 +258,8 @@ StoreError."""
 def reads(
     name: str, record: Any, give: Callable[[list[Any]], Any] = list
 ) -> Callable[..., Awaitable[Any]]:
-    """The read by the statement `name`, which says in `queries.sql` what it finds: `give` of its
-    rows as `record`s."""
+    """Makes the read by the statement `name`, which says in `queries.sql` what it finds: `give` of
+    its rows as `record`s."""
 
     async def read(database: Database, *values: Any, **named: Any) -> Any:
         return give(await select(database, name, record, *values, **named))
@@ -268,7 +268,7 @@ def reads(
 
 
 def first(found: list[T]) -> T | None:
-    """The first of what was found; None where nothing was."""
+    """Returns the first of these values; None if there is none."""
     return found[0] if found else None
 
 
@@ -320,7 +320,7 @@ async def change(database: Database, work: Callable[[sqlite3.Connection], T]) ->
 
 @contextmanager
 def transaction(writer: sqlite3.Connection) -> Iterator[None]:
-    """All that the block writes is committed, or nothing of it."""
+    """Commits all that the block writes, or nothing of it."""
     writer.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -444,9 +444,10 @@ async def open_for_reading(
 
 
 def reading_uri(path: Path) -> str:
-    """The address under which a database is opened for reading alone. Readers make files beside a
-    WAL database. Where they may not, and nobody is at work (there would be a WAL), it is read as a
-    file that does not change."""
+    """Returns the address under which a database is opened for reading alone.
+
+    Readers make files next to a WAL database. If they may not, and no process is at work (there
+    would be a WAL), it is read as a file that does not change."""
     may_write = os.access(path.parent, os.W_OK)
     at_work = path.with_name(f"{path.name}-wal").exists()
     return f"{path.as_uri()}?mode=ro" + ("" if may_write or at_work else "&immutable=1")
@@ -495,7 +496,7 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 @cache
 def migrations() -> list[tuple[int, str]]:
-    """All migrations in order: their number and their statements."""
+    """Returns all migrations in order: their number and their statements."""
     folder = files(__package__) / "migrations"
     return sorted(
         (int(f.name[:4]), f.read_text("utf-8")) for f in folder.iterdir() if f.name.endswith(".sql")
@@ -504,15 +505,16 @@ def migrations() -> list[tuple[int, str]]:
 
 @cache
 def split_script(script: str) -> list[str]:
-    """The statements of a script. A semicolon ends a statement only at the end of a line."""
+    """Returns the statements of a script. A semicolon ends a statement only at the end of a
+    line."""
     bare = re.sub(r"--[^\n]*", "", script)
     return [part.strip() for part in re.split(r";\s*(?:\n|\Z)", bare) if part.strip()]
 
 
 def schema_of(path: Path, connection: sqlite3.Connection, *, to_copy: bool = False) -> int:
-    """The number of the schema; 0: nothing was written yet. Raises StoreTooNew where only a newer
-    agac knows it, and StoreOutdated for one from before the first migration, which can only be
-    copied."""
+    """Returns the number of the schema; 0: nothing was written yet. Raises StoreTooNew if only a
+    newer agac knows it, and StoreOutdated for one from before the first migration, which can only
+    be copied."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     baseline, newest = (migrations()[place][0] for place in (0, -1))
     if version > newest:

@@ -40,8 +40,8 @@ class StoredDecision(NamedTuple):
     forced: bool = False
 
     def says(self, field: str | None, answer: JSONValue) -> str:
-        """What it comes to where `answer` is decided on: equal texts agree. `field`: in what they
-        have to."""
+        """Returns what the decision amounts to if it is about `answer`: equal texts agree. `field`:
+        the one in which they have to."""
         if self.choice in ("reject", REDO):
             return canonical([self.choice])
         value = json.loads(self.value) if self.value is not None else answer
@@ -106,10 +106,12 @@ def standing(
     agree: str | None,
     since: float,
 ) -> Standing:
-    """How a review of `answer` stands by all decisions about it, in their order; those before
-    `since` do not count. Each person's last word counts, that of who overrode the others last
-    counts alone, and one of nobody only where no person decided. As many as `reviewers` have to
-    say the same, and more than say anything else."""
+    """Returns the state of a review of `answer` by all decisions about it, in their order; those
+    before `since` do not count.
+
+    Each person's last word counts; the last one of a person who overrode the others counts alone,
+    and one that no person made only if no person decided. As many as `reviewers` have to say the
+    same, and more than say anything else."""
     last = max((one.id for one in found), default=0)
     valid = counting(found, since)
     forced = [one.reviewer for one in valid if one.forced]
@@ -203,8 +205,8 @@ class Fixes:
 
 
 async def redos_of(database: Database, workflow: str, since: float = 0.0) -> Fixes:
-    """The answers of a workflow that people wanted to have given again; what they said before
-    `since` is discarded."""
+    """Returns the answers of a workflow that people wanted to have given again; what they wrote
+    before `since` is discarded."""
     said = {
         one.key or b"": one
         for one in await select(database, "fixes", StoredDecision, workflow, REDO)
@@ -220,7 +222,7 @@ async def redos_of(database: Database, workflow: str, since: float = 0.0) -> Fix
 
 
 async def fixes_of(database: Database, workflow: str, run: int, stages: Sequence[str]) -> Fixes:
-    """The results set by hand in a workflow, and what differs from them in a run with these
+    """Returns the results set by hand in a workflow, and what differs from them in a run with these
     stages."""
     every = await select(database, "fixes", StoredDecision, workflow, FIX)
     rows = set[int]()

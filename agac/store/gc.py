@@ -238,7 +238,8 @@ class GarbageCollector:
             await self.transaction(lambda _: None)
 
     async def transaction(self, write: Callable[[sqlite3.Connection], T]) -> T | None:
-        """All of it or nothing, and only while all leases are ours and no other process came in."""
+        """Writes all of it or nothing, and only while all leases are ours and no other process came
+        in."""
         if self._database.writer is None:
             return None
 

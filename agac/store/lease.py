@@ -44,9 +44,11 @@ class Lease:
 async def lease_held(
     database: Database, workflow: str, clock: Callable[[], float]
 ) -> AsyncIterator[Lease]:
-    """The workflow is this process's for the block. Raises LeaseHeld when another live process has
-    it. However the block is left, and also when the wait for the lease is cancelled, the lease is
-    given back: one that stayed with a living process would keep everybody out for a minute."""
+    """Takes the workflow for this process during the block. Raises LeaseHeld if another live
+    process has it.
+
+    However the block is left, and also if the wait for the lease is cancelled, the lease is given
+    back: one that stayed with a living process would keep all others out for a minute."""
     taking = asyncio.ensure_future(change(database, partial(_take, workflow, clock())))
 
     async def give_back() -> None:
@@ -82,7 +84,7 @@ def _take(workflow: str, now: float, writer: sqlite3.Connection) -> Lease:
 
 
 async def holder_of(database: Database, workflow: str) -> str | None:
-    """The live process that works on a workflow, in words; None when there is none."""
+    """Returns the live process that works on a workflow, in words; None if there is none."""
     held = await select(database, "leases", tuple[str, str, float])
     return next(
         (shown(holder) for one, holder, _ in held if one == workflow and not is_dead(holder)), None

@@ -56,8 +56,8 @@ class PackedAnswer(NamedTuple):
     pack: str = ""  # its name
 
     def line(self) -> bytes:
-        """The answer as a line of a pack, which does not know its own name. Sources come last,
-        where it has any."""
+        """Returns the answer as a line of a pack, which does not know its own name. Sources come
+        last, if it has any."""
         told = [
             self.fingerprint.hex(),
             *self[1:10],
@@ -73,8 +73,8 @@ def endpoint_mark(provider: str, base_url: str) -> bytes:
 
 
 def packed(answers: Iterable[PackedAnswer]) -> tuple[str, bytes, bytes]:
-    """The name of a pack of these answers, which is the hash of its content; its content, and its
-    index."""
+    """Returns the name of a pack of these answers, which is the hash of its content; its content,
+    and its index."""
     from zstandard import compress
 
     ordered = sorted(answers, key=lambda one: one[:3])
@@ -87,8 +87,8 @@ def packed(answers: Iterable[PackedAnswer]) -> tuple[str, bytes, bytes]:
 
 
 def unpacked(writer: str, name: str, content: bytes | None, now: float) -> Iterator[PackedAnswer]:
-    """The answers in this pack of a writer. Raises Damaged where it is not what its name says, or
-    not sound."""
+    """Yields the answers in this pack of a writer. Raises Damaged if it is not what its name says,
+    or not sound."""
     if content is None or sha256(content).hexdigest() != name:
         raise Damaged("it is not the content that its name stands for")
     for line in unzipped_lines(content, FULL_ANSWERS, "answers", MAX_LINE):
@@ -171,8 +171,8 @@ def unzipped(content: bytes, most: int = MAX_BYTES) -> bytes:
 def unzipped_lines(
     content: bytes, most: int, what: str, longest: int = MAX_BYTES
 ) -> Iterator[bytes]:
-    """The lines of what was compressed, one at a time; at most so many, of so many bytes. Raises
-    Damaged, for too many before the first."""
+    """Yields the lines of what was compressed, one at a time: `most` lines at most, each of
+    `longest` bytes at most. Raises Damaged, for too many before the first."""
     if sum(piece.count(b"\n") for piece in unzipped_pieces(content, MAX_BYTES)) > most:
         raise Damaged(f"it has more than {most:,} {what}")
     begun = bytearray()
@@ -231,9 +231,9 @@ class KnownAnswers:
     def find(
         self, prints: Sequence[bytes], marks: Sequence[bytes], since: float = 0.0
     ) -> list[tuple[bytes, float, str, str, PackedAnswer | None]]:
-        """The answers to these fingerprints, of endpoints with these marks, from `since` on
-        (seconds since 1970), the oldest first: fingerprint, time, writer, pack, and the answer
-        where its pack was read."""
+        """Returns the answers to these fingerprints, of endpoints with these marks, from `since` on
+        (seconds since 1970), the oldest first: fingerprint, time, writer, pack, and the answer if
+        its pack was read."""
         many, of = (",".join("?" * len(some)) for some in (prints, marks))
         where = f"fingerprint IN ({many}) AND at >= ? AND mark IN ({of}) ORDER BY at, writer, pack"
         statement = f"SELECT fingerprint, at, writer, pack, told FROM answer WHERE {where}"  # noqa: S608
@@ -247,9 +247,11 @@ class KnownAnswers:
 async def own_answers(
     database: Database, attempts: tuple[int, int] | None = None, since: int = 0
 ) -> AsyncIterator[list[PackedAnswer]]:
-    """All answers that may travel, those of some rows at a time: of models that were really asked,
-    which were neither pulled nor adopted, nor made with stand-ins for tools. `attempts`: only of
-    rows with one from a number up to another; `since`: results after this number."""
+    """Yields all answers that may travel, those of some rows at a time: of models that were really
+    asked, which were neither pulled nor adopted, nor made with stand-ins for tools.
+
+    `attempts`: only of rows with one from a number up to another; `since`: results after this
+    number."""
     statement, (last,) = "packable_since", await select(database, "row_key_max", int)
     first, last = attempts or (0, last)
     for after in range(first, last, 1000):

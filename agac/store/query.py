@@ -154,11 +154,13 @@ def refuse_at_once(query: str) -> None:
 
 @contextmanager
 def answered(path: Path, query: str, *, until: float | None = None) -> Iterator[QueryAnswer]:
-    """The answer to `query`, which sees the database at `path` as it is at one moment. `until`
-    which moment (`monotonic`) it may be at work on a database of the project's, where it is not
-    one of agac's. Raises UsageError for a statement that is wrong or does more than read,
-    KeyboardInterrupt when a Ctrl-C or its time ended it, and StoreError for a database that cannot
-    be read. Nothing can be written: it is opened for reading alone."""
+    """Opens the answer to `query`, which sees the database at `path` as it is at one moment.
+    Nothing can be written: it is opened for reading alone.
+
+    `until`: the moment (`monotonic`) until which it may be at work, for a database of the project's
+    that is not one of agac's. Raises UsageError for a statement that is wrong or does more than
+    read, KeyboardInterrupt if a Ctrl-C or its time ended it, and StoreError for a database that
+    cannot be read."""
     with (
         translated(path),
         closing(sqlite3.connect(reading_uri(path), uri=True, timeout=BUSY_SECONDS)) as connection,

@@ -155,8 +155,8 @@ lost_calls: Reads[[int, int], int] = reads("lost_calls", int, lambda found: foun
 
 
 async def waiting_for(database: Database, event: int) -> dict[str, str] | None:
-    """Why the last call of an invocation brought no answer; None when it did, or when others made
-    many since."""
+    """Returns why the last call of an invocation brought no answer; None if it did, or if others
+    made many since."""
     for unanswered, kind, message in await select(
         database, "call_last", tuple[bool, str, str], event
     ):

@@ -106,8 +106,8 @@ class Scratch:
         return found
 
     def count(self, row_id: RowId, step: int = 1) -> int:
-        """How often an id came by now, itself included; with a `step` of -1, how often it comes
-        after."""
+        """Returns how often an id has come by now, itself included; with a `step` of -1, how often
+        it comes after."""
         statement = (
             "INSERT INTO seen VALUES (?, 1) ON CONFLICT (id) DO UPDATE SET times = times + "
             "? RETURNING times"
@@ -139,7 +139,7 @@ class Scratch:
         return transaction(self._db)
 
     def groups(self, maker: int, some: int) -> Iterator[list[ForecastGroup]]:
-        """All groups of a stage by their ids, some at a time."""
+        """Yields all groups of a stage by their ids, some at a time."""
         if not self._sorted:
             self._db.execute("CREATE INDEX member_sort ON member (maker, group_id, sort)")
             self._sorted = True
@@ -157,7 +157,7 @@ class Scratch:
     def members(
         self, maker: int, group: RowId, low: int = 0, high: int = 2 * _SIGNED - 1
     ) -> Iterator[ForecastMember]:
-        """The members of a group from one hash to another, in the order of their hashes."""
+        """Yields the members of a group from one hash to another, in the order of their hashes."""
         statement = (
             "SELECT sort, id, tokens, characters, text FROM member "
             "WHERE maker = ? AND group_id = ? AND sort BETWEEN ? AND ? ORDER BY sort, rowid"
@@ -182,7 +182,7 @@ class Scratch:
         self._db.execute("INSERT INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
     def parts(self, height: int, some: int) -> Iterator[list[ScratchPart]]:
-        """The parts of all groups at hand of one height, some at a time."""
+        """Yields the parts of all groups at hand of one height, some at a time."""
         after = 0
         statement = (
             "SELECT rowid, group_number, height, low, high, after, rows, children FROM node "
@@ -204,7 +204,7 @@ class Scratch:
             ]
 
     def part_came_to(self, part: ScratchPart, value: str) -> None:
-        """A part has a result, JSON."""
+        """Notes the result of a part, as JSON."""
         key = (value, part.group, part.height, part.low - _SIGNED, part.after)
         self._db.execute(
             (
@@ -215,7 +215,7 @@ class Scratch:
         )
 
     def values(self, group: int, parts: Sequence[Sequence[int]]) -> list[str | None]:
-        """What these parts of a group came to, in their order; None where that is not known."""
+        """Returns the results of these parts of a group, in their order; None if one is unknown."""
         statement = (
             "SELECT value FROM node WHERE group_number = ? AND height = ? AND low = ? AND after = ?"
         )
@@ -223,5 +223,6 @@ class Scratch:
         return [self._db.execute(statement, key).fetchone()[0] for key in keys]
 
     def forget_parts(self) -> int:
-        """The groups at hand are done with. Gives how many parts they had."""
+        """Forgets the parts of the groups at hand, which are finished. Returns how many there
+        were."""
         return self._db.execute("DELETE FROM node").rowcount

@@ -121,8 +121,8 @@ def _most_unpacked(packed: int) -> int:
 def batch_states(
     workflow: str, intents: Container[str], reader: sqlite3.Connection
 ) -> dict[str, dict[str, Any]]:
-    """The columns of these batches of a workflow that have not come to their end, but for numbers
-    of this store."""
+    """Returns the columns of these batches of a workflow that have not come to their end, except
+    numbers of this store."""
     found = reader.execute(sql("batches_unfinished"), (workflow,))
     columns = [column[0] for column in found.description]
     own = {"id", *_NAMES}

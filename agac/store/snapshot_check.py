@@ -118,7 +118,7 @@ Tables = Mapping[str, Sequence[StoreColumn]]
 def store_tables(
     connection: sqlite3.Connection, names: Collection[str]
 ) -> dict[str, list[StoreColumn]]:
-    """The columns of these tables of a store."""
+    """Returns the columns of these tables of a store."""
     return {
         name: [
             StoreColumn(
@@ -186,8 +186,8 @@ def _check_definitions(connection: sqlite3.Connection) -> None:
 
 
 def _known_tables(connection: sqlite3.Connection, tables: Tables) -> dict[str, list[StoreColumn]]:
-    """The tables of a snapshot with its columns: plain ones, of those of a store, which an older
-    one may lack."""
+    """Returns the tables of a snapshot with its columns. They have to be plain tables of a store,
+    of which an older snapshot may lack some."""
     known = dict[str, list[StoreColumn]]()
     for kind, name, statement in connection.execute("SELECT type, name, sql FROM sqlite_schema"):
         if kind != "table" or name not in tables or not _PLAIN_TABLE.fullmatch(statement or ""):
@@ -287,8 +287,8 @@ def _rules_of_content(table: str, column: str) -> list[str]:
 
 
 def _rules_of_reference(column: str, known: Mapping[str, object]) -> list[str]:
-    """The condition for a column that refers to another table. It is empty if the snapshot lacks
-    that table."""
+    """Returns the condition for a column that refers to another table. It is empty if the snapshot
+    lacks that table."""
     if column not in _REFERENCES:
         return []
     table, _, key = _REFERENCES[column].partition(".")
