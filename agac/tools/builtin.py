@@ -37,7 +37,7 @@ QUERY_S = 20.0
 
 
 def builtin(spec: ToolSpec, root: Path, web: RemoteContents | None) -> tuple[ToolFunction, Changes]:
-    """What runs a tool that agac brings, and what tells equal calls of it apart. Raises
+    """Returns what runs a tool that agac brings, and what tells equal calls of it apart. Raises
     UsageError."""
     key = str(spec.settings.get("api_key") or "")
     if web is not None and (missing := expand(key, web.env)[1]):
@@ -53,8 +53,8 @@ def builtin(spec: ToolSpec, root: Path, web: RemoteContents | None) -> tuple[Too
 
 
 def describe_builtin(name: str, settings: Mapping[str, JSONValue], root: Path) -> ToolSpec:
-    """What a model is told of agac's tool, with these settings. `read_skill`: `skills` are folders
-    by name."""
+    """Returns what a model is sent about agac's tool, with these settings. `read_skill`: `skills`
+    are folders by name."""
     kind: ToolKind = "skill" if name == "read_skill" else "builtin"
     made, _ = builtin(ToolSpec(name, "", {}, kind, name, settings=settings), root, None)
     return ToolSpec(name, made.description, made.parameters, kind, name, VERSION, settings)
@@ -70,8 +70,8 @@ class Builtins:
     web: RemoteContents | None
 
     def changes(self, arguments: Mapping[str, JSONValue]) -> JSONValue:
-        """What tells equal calls apart: a file may change meanwhile, and addresses may be asked as
-        somebody else."""
+        """Returns what tells equal calls apart: a file may change meanwhile, and addresses may be
+        asked with other logins."""
         if self.web is not None and self.settings.keys() & {"allow", "url"}:
             return digest(canonical([expand(one, self.web.env)[0] for one in self._sent()])).hex()
         try:
@@ -87,7 +87,7 @@ class Builtins:
             return None
 
     def _sent(self) -> list[str]:
-        """What logs in somewhere, as it is written."""
+        """Returns the values that log in somewhere, as they are written."""
         headers = self.web.rules.headers.values() if self.web else ()
         return [
             str(self.settings.get("api_key") or ""),
@@ -215,8 +215,8 @@ class Builtins:
         return {place: key}
 
     def _fetched(self, web: RemoteContents, url: str, body: str | None = None) -> tuple[str, bytes]:
-        """The kind and the beginning of what is at an address, without what logs in there. Raises
-        ToolFailed."""
+        """Returns the kind and the beginning of the content of an address, without what logs in
+        there. Raises ToolFailed."""
         secrets = (
             word for one in self._sent() if "${" in one for word in expand(one, web.env)[0].split()
         )
@@ -283,7 +283,7 @@ _BLOCKS = re.compile("address|article|br|dd|div|dt|h[1-6]|li|p|pre|section|t(abl
 
 
 def _plain_text(page: str) -> str:
-    """The text of a page, a line a block."""
+    """Returns the text of a page, one line per block."""
     said = list[str]()
     hidden = ""
     parts = [*_TAG.split(page), "", ""]

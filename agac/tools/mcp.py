@@ -103,7 +103,7 @@ class _Served:
 async def listed_servers(
     servers: list[McpServer], root: Path, env: Mapping[str, str]
 ) -> dict[str, ServerLock]:
-    """What servers say of themselves now, by name. Raises UsageError where one cannot be
+    """Returns what servers say of themselves now, by name. Raises UsageError if one cannot be
     reached."""
     async with aclosing(McpServers(root, env)) as pool:
         try:
@@ -114,8 +114,8 @@ async def listed_servers(
 
 
 def _remedy_of(why: str, servers: Sequence[McpServer], env: Mapping[str, str]) -> str:
-    """What to do about a server that cannot be listed: one that refuses who is not logged in is
-    told how to log in."""
+    """Says what to do about a server that cannot be listed: for one that refuses without a login,
+    how to log in."""
     if not re.search(r"HTTP 40[13]\b", why):
         return "See that it works by itself; `agac --log-level info …` shows what it writes."
     target = next((one.target for one in servers if f"({one.target})" in why), "")
@@ -147,9 +147,11 @@ class McpServers:
         fingerprint: bytes,
         intent: Intent = NO_INTENT,
     ) -> str:
-        """The result of a tool as text; its `intent` begins once there is a session that is what
-        its lock says. Where a session ends, the call is made again if it has no side effects and
-        the server no state. Raises ToolFailed for the model, ToolLost, UsageError: the server is
+        """Returns the result of a tool as text; its `intent` begins once there is a session that is
+        what its lock says.
+
+        If a session ends, the call is made again, provided that it has no side effects and the
+        server no state. Raises ToolFailed for the model, ToolLost, and UsageError if the server is
         not what its lock says."""
         served = self._of(server)
         repeatable = not rules.side_effects
@@ -202,12 +204,12 @@ class McpServers:
         ).hex()
 
     async def listed(self, server: McpServer) -> ServerLock:
-        """What a server says of itself. Raises ToolLost."""
+        """Returns what a server says of itself. Raises ToolLost."""
         session = await self._opened(self._of(server))
         return replace(await session.listed(server.timeout), target=server.target)
 
     async def end(self, fingerprint: bytes) -> None:
-        """A conversation ended: its own sessions end."""
+        """Ends the sessions of one conversation, which ended."""
         for served in self._served.values():
             served.used.pop(fingerprint, None)
             served.opening.pop(fingerprint, None)
@@ -319,7 +321,7 @@ class McpServers:
         raise UsageError(message, remedy=remedy)
 
     def _watch(self, number: int) -> None:
-        """A process began, or with a number below 0 ended."""
+        """Notes that a process began, or with a number below 0 that it ended."""
         if self._guard is None and hasattr(os, "killpg"):
             how: dict[str, Any] = {
                 "stdin": subprocess.PIPE,

@@ -57,8 +57,8 @@ for _name in ("mcp", "client", "httpx2"):  # what they say is said by our errors
 
 
 def environment() -> dict[str, str]:
-    """The variables that every server's process gets. Programs beside the running Python are found
-    last."""
+    """Returns the variables that every server's process gets. Programs next to the running Python
+    are found last."""
     own = get_default_environment()
     return own | {
         "PATH": os.pathsep.join(filter(None, (own.get("PATH"), sysconfig.get_path("scripts"))))
@@ -123,7 +123,7 @@ class McpSession:
             self._end.set()
 
     async def listed(self, seconds: float) -> ServerLock:
-        """What the server says of itself. Raises SessionGone."""
+        """Returns what the server says of itself. Raises SessionGone."""
         client = self._client.result()
         tools = dict[str, LockedTool]()
         params: wire.PaginatedRequestParams | None = None
@@ -150,7 +150,7 @@ class McpSession:
         return ServerLock("", tools, client.instructions or "", server, client.protocol_version)
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> str:
-        """The result of a tool as text. Raises ToolFailed, SessionGone."""
+        """Returns the result of a tool as text. Raises ToolFailed, SessionGone."""
         if self._end.is_set():
             raise SessionGone(self.gone, sent=False)
         self.calls += 1
@@ -333,7 +333,8 @@ class McpSession:
         self._end.set()
 
     def _message(self, line: bytes, size: int) -> Any:
-        """A line as a message; one that is too large as an error for the call that it answers."""
+        """Returns a line as a message; one that is too large as an error for the call that it
+        answers."""
         if size > MAX_BYTES:
             found = re.search(rb'"id"\s*:\s*(\d+)', line[:300])
             error = wire.ErrorData(code=wire.INTERNAL_ERROR, message=_TOO_LARGE)

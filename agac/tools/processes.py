@@ -52,14 +52,17 @@ Call = Callable[[FunctionInput], Awaitable[Returned | RowError]]
 async def open_function(
     ref: FunctionRef, root: Path, processes: int | None = None, timeout: float | None = None
 ) -> AsyncIterator[Call]:
-    """The function for many rows: `async with open_function(ref, root) as call: await call(row)`.
+    """Opens a function for many rows: `async with open_function(ref, root) as call: await
+    call(row)`.
+
     One written with `async def` is awaited in the event loop, any other runs in threads, at most
     `THREADS` calls at once. With `processes` calls run in that many processes, each with its own
     copy of the module; one that dies, or is ended as its call takes longer than `timeout` seconds,
-    fails the row that it had, and a new one takes its place. Raises UsageError (see
-    `load_function`), later too when a further process finds that the function's text was changed.
-    A call gets a copy of its row, and may be cancelled: in a process it ends then, in a thread it
-    goes on for nobody."""
+    fails the row that it had, and a new one takes its place. A call gets a copy of its row, and may
+    be cancelled: in a process it ends then, in a thread it continues without effect.
+
+    Raises UsageError (see `load_function`), later too if a further process finds that the
+    function's text was changed."""
     async with AsyncExitStack() as stack:
         if processes is not None:
             workers = Processes(ref, root, processes, timeout)
@@ -88,7 +91,7 @@ def _frame(value: Any) -> bytes:
 
 
 def work_off(work: str) -> None:
-    """The process: calls the function for rows that come in by the pipe, until the pipe ends.
+    """Calls the function, in a process, for rows that come in by the pipe, until the pipe ends.
     `work` is the pickle of the parent's id, the project's root and the function, in hexadecimal
     digits."""
     parent, root, ref = pickle.loads(bytes.fromhex(work))  # noqa: S301  (agac's own)
@@ -150,7 +153,7 @@ class Processes:
         self._idle.append(await self._started())
 
     async def call(self, row: FunctionInput) -> Returned | RowError:
-        """What the function gives for `row`; a failure also where the process dies of it."""
+        """Returns what the function gives for `row`; a failure also if the process dies of it."""
         async with self._places:
             worker = await self._free()
             worker.input.write(_frame(row))
@@ -259,8 +262,8 @@ class OpenCalls:
 
 @asynccontextmanager
 async def open_calls(file: Path, workflow: str) -> AsyncIterator[OpenCalls]:
-    """The calls of a workflow's functions; where this process ends within it, they are told on
-    standard error."""
+    """Notes the calls of a workflow's functions; if this process ends within the block, they are
+    reported on standard error."""
     calls = OpenCalls(file)
     words = (str(file), f"{_ENDED} workflow {workflow}", _REMEDY, ALONE, _AGAIN)
     program = (sys.executable, "-ISE", "-c", _REPORTER, *words)
@@ -294,7 +297,8 @@ class _Worker(asyncio.SubprocessProtocol):
         return self.transport.get_returncode() is None
 
     async def answer(self) -> Any:
-        """What it says next; cancelled, it is ended. Raises _Died."""
+        """Returns the next answer of the process; if it is cancelled, the process is ended. Raises
+        _Died."""
         try:
             length = int.from_bytes(await self._answers.readexactly(LENGTH), "big")
             return pickle.loads(await self._answers.readexactly(length))  # noqa: S301  (our own worker's)
@@ -318,14 +322,14 @@ class _Worker(asyncio.SubprocessProtocol):
         self.input = cast("asyncio.WriteTransport", self.transport.get_pipe_transport(0))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """A part of an answer, or of what the function prints."""
+        """Takes a part of an answer, or of what the function prints."""
         if fd == 1:
             self._answers.feed_data(data)
         elif (stream := sys.stderr) is not None:  # as it is now: a live display may stand in for it
             stream.write(self._decode(data))
 
     def process_exited(self) -> None:
-        """What it wrote last may still be in the pipe."""
+        """Closes the pipes a little later: what the process wrote last may still be in them."""
         asyncio.get_running_loop().call_later(_DRAIN, self.connection_lost, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
