@@ -30,13 +30,13 @@ from agac.store.decisions import Fixes
 
 
 class Prepared(NamedTuple):
-    """A task that is ready to be looked up or sent. `replicas`: the fingerprints of those that it
-    has, if any."""
+    """A task that is ready to be looked up or sent."""
 
     fingerprint: bytes
     stage: PlannedStage
     messages: tuple[Message, ...]
     replicas: tuple[bytes, ...] = ()
+    """The fingerprints of its replicas; empty if it has none."""
 
     @property
     def request(self) -> Request:
