@@ -67,22 +67,27 @@ for group in alive:
 
 @dataclass(slots=True)
 class _Served:
-    """A server and its sessions, by the row's fingerprint or shared under an empty key; `used`:
-    those with a state."""
+    """A server and its sessions."""
 
     spec: McpServer
     failures: int = 0
+    """Sessions in a row that ended or did not begin, without a call that worked."""
     why: str = ""
+    """The reason of the last failure."""
     rests_until: float = 0.0
+    """The moment (`monotonic`) until which the server is left alone."""
     sessions: defaultdict[bytes, list[McpSession]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    """The sessions by the row's fingerprint, or shared under an empty key."""
     used: dict[bytes, McpSession] = field(default_factory=dict)
+    """The sessions with a state, by the fingerprint of the row that uses them."""
     opening: defaultdict[bytes, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
+    """Locks under which sessions are opened, by the key of these."""
     mode: Mode = "auto"
-    """Whether a session asks for the version of the protocol: the first one tells."""
+    """True if a session asks for the version of the protocol: the first one tells."""
 
     def __str__(self) -> str:
         return f"MCP server {self.spec.name!r} ({self.spec.target})"
