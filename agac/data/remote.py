@@ -97,19 +97,21 @@ def kept_here(pinned: RemoteContent, folder: Path) -> RemoteContent:
 
 @dataclass(frozen=True, slots=True)
 class RemoteContents:
-    """Fetches what the files of the project at `root` name, each reference once. What is `pinned`
-    is as it was then. `transport` gives the providers' module: its proxies, certificates and
-    reasons. `heed` raises to stop. Where there are `hosts`, patterns as `*.example.com`, no other
-    is reached. `logs_in`: the hub gets the user's token."""
+    """Fetches what the files of the project at `root` name, each reference once."""
 
     root: Path
     rules: RemoteContentFile
     env: Mapping[str, str]
     transport: Callable[[], Any]
+    """Returns the providers' module, with its proxies, certificates and reasons."""
     heed: Callable[[], None]
+    """Raises to stop."""
     pinned: tuple[RemoteContent, ...] = ()
+    """What was fetched before, and is to be as it was then."""
     hosts: tuple[str, ...] | None = None
+    """Patterns as `*.example.com`: no other host is reached; None: any is."""
     logs_in: bool = True
+    """True if the hub gets the user's token."""
     _fetched: dict[str, tuple[RemoteContent, ...]] = field(default_factory=dict, init=False)
 
     def fetch(self, reference: str, what: str) -> tuple[RemoteContent, ...]:

@@ -53,14 +53,15 @@ Dollars = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class SharedObject(BaseModel):
-    """What is in an object: somebody else's data. `writer` says whose, `at` when it was written
-    (since 1970)."""
+    """The content of an object: another writer's data."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     format: Literal[1] = 1
     writer: Writer
+    """The writer of the object."""
     at: Moment
+    """When it was written (seconds since 1970)."""
     holder: Holder
     mark: Mark
 

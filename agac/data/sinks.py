@@ -36,14 +36,15 @@ class Ending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """What stands around and between the values of a file. `empty` is the whole file when there
-    are none."""
+    """The text around and between the values of a file."""
 
     opening: str
     between: str
     closing: str
     empty: str
+    """The whole file if there are no values."""
     indent: bool = False
+    """True if values are indented."""
 
 
 LINES = Framing(opening="", between="\n", closing="\n", empty="")

@@ -326,15 +326,18 @@ large."""
 
 
 class FirstRows(NamedTuple):
-    """The first records of an input: the data of those that can be used, how many were
-    `looked_at`, and whether those are all. `short` ones have fewer fields than the header;
-    `first_short` is the place of the first of them."""
+    """The first records of an input."""
 
     rows: list[dict[str, JSONValue]]
+    """The data of those that can be used."""
     looked_at: int
+    """The number of records that were looked at."""
     complete: bool
+    """True if those are all records."""
     short: int = 0
+    """The number of records with fewer fields than the header."""
     first_short: str = ""
+    """The place of the first of these."""
 
     def lack(self, way: Sequence[str]) -> bool:
         """True if there are rows, and none of them has a field of this name, or a value at the end
@@ -409,17 +412,18 @@ _LOOKS: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 @dataclass(slots=True)
 class Column:
-    """One field of the rows that were looked at. `kinds` counts values by their JSON type, nulls
-    aside; `looks` are the kinds as which every text so far could be read, None before the first."""
+    """One field of the rows that were looked at."""
 
     JSON_KEYS = ("name", "type", "types=kinds", "nulls", "empty", "missing")
 
     name: str
     kinds: Counter[str] = field(default_factory=Counter)
+    """The number of values by their JSON type, nulls excluded."""
     nulls: int = 0
     empty: int = 0
     missing: int = 0
     looks: set[str] | None = None
+    """The kinds as which every text so far could be read; None before the first text."""
 
     @property
     def type(self) -> str:

@@ -196,15 +196,17 @@ _NUMERIC = "INTEGER, REAL and NUMERIC columns turn '007' into 7"
 
 
 class Known(NamedTuple):
-    """A column of a table that is there: its declared type, and whether the database computes it.
-    A server tells also the `family` of the type, and whether rows can be found by the column
-    alone, `unique`."""
+    """A column of a table that exists."""
 
     name: str
     type: str
+    """Its declared type."""
     computed: bool
+    """True if the database computes it."""
     family: str = ""
+    """The family of the type, if a server tells it."""
     unique: bool = False
+    """True if rows can be found by the column alone, as far as a server tells it."""
 
 
 def columns_of(connection: sqlite3.Connection, table: str) -> dict[str, Known]:

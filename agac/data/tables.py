@@ -112,14 +112,14 @@ def result_name(stages: Sequence[str]) -> str:
 
 
 class OutputRow(NamedTuple):
-    """A settled row as it is written into tables and lines."""
+    """A settled row on its way into tables and lines."""
 
     id: RowId | None
-    """The row's own id; None if it has none, or repeats another's."""
+    """The row's own id; None if it lacks one, or repeats another's."""
     cells: list[JSONValue]
-    """Its cells in the order of the layout's columns."""
+    """The values in the order of the layout's columns."""
     record: JSONValue
-    """The row and its result as one value; None if it failed."""
+    """Its one value; None if it failed."""
     failure: str | None = None
     """Why it failed."""
     line: int | None = None
@@ -201,25 +201,28 @@ MAX_COLUMNS = 10_000  # beyond this the fields are data (a date, an id a field),
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of a table. `declared`: the schema names it, so its kind will be the same next
-    time."""
+    """A column of a table."""
 
     name: str
     kind: Kind
     declared: bool = False
+    """True if the schema names it, so that its kind will be the same next time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """The columns of a run's tables; the last one holds errors, and the one before it sources
-    where it `has_sources`. `id_field` is the row's field that holds its id, `id_place` the column;
-    None where rows are numbered, or no column is the row's. By `key` a database finds rows."""
+    """The columns of a run's tables."""
 
     columns: tuple[TableColumn, ...]
+    """The columns in order; the last one holds errors, and with `has_sources` the one before it
+    sources."""
     merger: Merger
     id_field: str | None
+    """The row's field that holds its id; None if rows are numbered."""
     id_place: int | None
+    """The position of the column with that field; None if no column is the row's."""
     key: TableColumn
+    """The column by which a database finds rows."""
     has_sources: bool = False
 
     def cells(
