@@ -76,13 +76,14 @@ class Connection(aiosqlite.Connection):
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """An open database. `writer` is None when it was opened for reading only; `file` is what it
-    was as a file then."""
+    """An open database."""
 
     path: Path
     reader: Connection
     writer: Connection | None
+    """The connection that writes; None if the database was opened for reading only."""
     file: os.stat_result | None = None
+    """The status of its file when it was opened."""
 
     def prove_there(self) -> None:
         """Raises StoreError where the file was removed, emptied or replaced since it was opened:

@@ -24,7 +24,7 @@ OPEN = ("waiting", "conflict")  # the states of reviews that want a decision
 
 
 class StoredDecision(NamedTuple):
-    """A decision. `value` is the JSON text of an edit. `at` is in seconds since 1970."""
+    """A decision about a result."""
 
     key: bytes | None
     id: int
@@ -33,9 +33,11 @@ class StoredDecision(NamedTuple):
     row_id: RowId
     choice: str
     value: str | None = None
+    """The JSON text of an edit."""
     reason: str = ""
     reviewer: str = ""
     at: float = 0.0
+    """When it was made (seconds since 1970)."""
     source: str = ""
     forced: bool = False
 
@@ -55,7 +57,7 @@ class StoredDecision(NamedTuple):
 
 
 class StoredReview(NamedTuple):
-    """A line of `review`; `state` is waiting, conflict, decided, applied or stale."""
+    """A line of the table `review`."""
 
     key: bytes
     workflow: str
@@ -67,18 +69,21 @@ class StoredReview(NamedTuple):
     why: dict[str, Any]
     blind: bool
     state: str
+    """`waiting`, `conflict`, `decided`, `applied` or `stale`."""
     sure: float
     due: float | None
     at: float
 
 
 class Standing(NamedTuple):
-    """How a review stands by its decisions: `decided` with the one that counts, `conflict`, or
-    `waiting`; `last` is the number of the newest of them."""
+    """The state of a review by its decisions."""
 
     state: str = "waiting"
+    """`decided`, `conflict` or `waiting`."""
     decision: StoredDecision | None = None
+    """The decision that counts, if it is decided."""
     last: int = 0
+    """The number of the newest decision."""
 
 
 def counting(found: Sequence[StoredDecision], since: float) -> list[StoredDecision]:
@@ -187,15 +192,17 @@ def put_decision(writer: sqlite3.Connection, one: StoredDecision) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fixes:
-    """What is set by hand in a workflow, or to be given again (`kind`: `redo`). `rows` are the
-    keys of rows of a run whose results are not what is set, or no longer: they are walked again.
-    `discarded`: keys of what counts no more."""
+    """Results that are set by hand in a workflow, or are to be given again."""
 
     workflow: str = ""
     found: dict[bytes, StoredDecision] = field(default_factory=dict)
     rows: frozenset[int] = frozenset()
+    """The keys of rows of a run whose results are not what is set, or no longer: they are walked
+    again."""
     kind: str = FIX
+    """The kind of the decisions: results that are set, or (`redo`) to be given again."""
     discarded: frozenset[bytes] = frozenset()
+    """The keys of decisions that no longer count."""
 
     def of(self, stage: str, row_id: RowId, fingerprint: bytes) -> StoredDecision | None:
         """Returns what is set for a task."""

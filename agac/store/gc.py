@@ -82,14 +82,15 @@ RANGE = 8192  # keys in one reading: some hundredths of a second
 
 
 class _Row(NamedTuple):
-    """A row about to be dropped. `place`: of one that a stage made, below 0 of a part of a group;
-    `error`: its kind."""
+    """A row about to be dropped."""
 
     key: int
     ordinal: int | None
     place: int | None
+    """The position of a row that a stage made; below 0 of a part of a group."""
     state: int
     error: str | None
+    """The kind of its error."""
 
 
 class GarbageCollector:

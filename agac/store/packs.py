@@ -36,22 +36,26 @@ class Damaged(Exception):
 
 
 class PackedAnswer(NamedTuple):
-    """An answer as it travels. `value` is JSON text, `at` when its writer got it (seconds since
-    1970), `how` as `records.Result` has it. Then who gave it, and what its calls came to: tokens
-    and dollars, None where not known. `sources` are those of the result: JSON, None where it has
-    none."""
+    """An answer as it travels."""
 
     fingerprint: bytes
     value: str
+    """JSON text."""
     at: float
+    """When its writer got it (seconds since 1970)."""
     how: str
+    """How it came about, as `records.Result` has it."""
     provider: str
+    """The provider that gave it."""
     base_url: str
     model: str
     input_tokens: int | None
+    """The tokens of its calls; None if unknown."""
     output_tokens: int | None
     cost: float | None
+    """The dollars of its calls; None if unknown."""
     sources: str | None = None
+    """The sources of the result as JSON; None if it has none."""
     writer: str = ""
     pack: str = ""  # its name
 

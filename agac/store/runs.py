@@ -18,11 +18,12 @@ tries again."""
 
 
 class InvocationRecord(NamedTuple):
-    """One call of `agac run`. `ended_at` is None while it runs, and for ever when it was killed."""
+    """One call of `agac run`."""
 
     id: int
     at: float
     ended_at: float | None
+    """When it ended; None while it runs, and forever if it was killed."""
     exit_code: int | None
     body: dict[str, Any]
 
@@ -35,10 +36,7 @@ class LastInvocation(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-    """A stored run. Times in seconds since 1970; `read_at` None: its input was not read to its
-    end, or is being read. `outputs`: what is written beside the JSON files, and how.
-    `exported_files`: the output files when they showed `exported_revision`: name → [bytes, mtime
-    in ns]."""
+    """A stored run. Times are in seconds since 1970."""
 
     id: int
     workflow: str
@@ -46,13 +44,17 @@ class RunRecord(NamedTuple):
     output_dir: str
     include_input: bool
     outputs: dict[str, Any]
+    """What is written besides the JSON files, and how."""
     fresh_since: float | None
     created_at: float
     read_at: float | None
+    """When its input was read to its end; None if that has not happened."""
     finished_at: float | None
     revision: int
     exported_revision: int | None
+    """The revision that the output files show."""
     exported_files: dict[str, list[int]]
+    """The output files at that revision: name → [bytes, mtime in ns]."""
     invocation: InvocationRecord | None
 
 
@@ -67,14 +69,16 @@ class Count(CounterDelta):
 
 
 class KeptEstimate(NamedTuple):
-    """What so many `tasks` of a stage of a run were expected to take, by the store as it was
-    before them. `characters`: of a request in the mean; `usd`: dollars."""
+    """What tasks of a stage of a run were expected to take, by the store as it was before them."""
 
     stage: str
     lane: str
     tasks: int
+    """The number of these tasks."""
     characters: float | None
+    """The characters of a request on average."""
     usd: float | None
+    """The dollars of all of them."""
 
 
 class Notification(NamedTuple):
@@ -89,12 +93,13 @@ class Notification(NamedTuple):
 
 
 class WrittenFiles(NamedTuple):
-    """What a run left in its output folder, as `RunRecord.exported_files` has it. `shown`: no run
-    wrote there since."""
+    """The files that a run left in its output folder."""
 
     run: int
     shown: bool
+    """True if no run wrote there since."""
     files: dict[str, list[int]]
+    """The files as `RunRecord.exported_files` has them."""
 
 
 # By a run's number, if no other argument is named.

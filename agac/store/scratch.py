@@ -40,9 +40,7 @@ OF_ANY_STAGE = -1
 
 
 class ForecastGroup(NamedTuple):
-    """What comes to a group: a row, or several alike ones; or all that came to it. `need` is the
-    stage on whose answer it hangs what the group is asked about it, None: that is known; `reason`
-    is why that is asked."""
+    """One or several equal rows that come to a group, or all that came to it."""
 
     id: RowId
     fields: str
@@ -53,13 +51,17 @@ class ForecastGroup(NamedTuple):
     parked: bool
     guessed: bool
     need: str | None
+    """The stage on whose answer the question about the group depends; None: that answer is
+    known."""
     reason: str | None
+    """Why that stage is asked."""
 
 
 class ForecastMember(NamedTuple):
-    """A member of a group; `sort` is 64 bits, unsigned."""
+    """A member of a group."""
 
     sort: int
+    """64 bits by which members are sorted, unsigned."""
     id: RowId
     tokens: int
     characters: int
@@ -67,9 +69,10 @@ class ForecastMember(NamedTuple):
 
 
 class ScratchPart(NamedTuple):
-    """A part of the large group number `group`: `plan.tree.NodeId`, and what the node holds."""
+    """A part of a large group: the id of a node of its tree, and what the node holds."""
 
     group: int
+    """The number of the group."""
     height: int
     low: int
     high: int
