@@ -102,7 +102,7 @@ class ProviderBatch:
     word: str
     """The provider's own word for its state."""
     known: bool = True
-    """Whether that word is known here."""
+    """True if that word is known here."""
     total: int | None = None
     """The number of its requests."""
     done: int | None = None

@@ -86,7 +86,7 @@ class BatchApi:
     something may have been created."""
 
     uploads: ClassVar[bool]
-    """Whether the input is a file that is uploaded first; else `create` sends the requests
+    """True if the input is a file that is uploaded first; else `create` sends the requests
     themselves."""
     address: ClassVar[str]
     cursor: ClassVar[str]  # the parameter of a list that names the entry after which it continues

@@ -38,7 +38,7 @@ class Place:
     source: str
     """Where the place is documented."""
     cited: bool = False
-    """Whether the answer refers to what stands here. If not, a reference by number or address in
+    """True if the answer refers to what stands here. If not, a reference by number or address in
     its text decides."""
     url: str = "url"
     """The key of the address. Those of a title and its place in the text are the same everywhere.

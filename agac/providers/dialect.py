@@ -52,7 +52,7 @@ class Assembly:
     `time.monotonic()` seconds."""
 
     done = False
-    """Whether the end that the protocol promises has come, or an error in its place."""
+    """True if the end that the protocol promises has come, or an error in its place."""
     begun_at: float | None = None
     """When the first token came, be it of thinking."""
     answering_at: float | None = None
@@ -483,7 +483,7 @@ class Answered:
     wire: JSONValue = None
     """The message as it came, where the conversation continues from it."""
     wrote_more: bool = False
-    """Whether it wrote something that is in none of the texts, such as thinking."""
+    """True if it wrote something that is in none of the texts, such as thinking."""
     sources: tuple[WebSource, ...] = ()
     """The sources of searches that the provider ran."""
 

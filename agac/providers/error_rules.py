@@ -41,12 +41,12 @@ class Rule:
     retries: int | None = None
     """How often at most the same request is worth another try; None: as the policy says."""
     ambiguous: bool = False
-    """Whether the work may have been done."""
+    """True if the work may have been done."""
     says: str = ""
     """A pattern that the message must match, in any case, where a provider gives neither code nor
     type."""
     resets: bool = False
-    """Whether it ends by itself, at a time that the server may tell."""
+    """True if it ends by itself, at a time that the server may tell."""
     of: frozenset[Operation] = EVERYTHING
     """What must have been refused for the rule to apply."""
 

@@ -45,15 +45,15 @@ class HttpReply(NamedTuple):
     status: int
     """The HTTP status."""
     headers: Mapping[str, str]
-    """Its headers; upper and lower case of a name are the same."""
+    """The headers; their names are found in any case of letters."""
     body: bytes
-    """Its body. That of a streamed answer is put together from its events."""
+    """The body; of a streamed answer what its events say, put together."""
     duration: float
     """Seconds from sending to its last byte."""
     ttft: float | None = None
-    """Seconds from sending to the first token of a stream, even one of thinking."""
+    """Seconds from sending to the first token of a stream, be it of thinking."""
     time_to_response: float | None = None
-    """Seconds from sending to the first token of the answer itself, in a stream."""
+    """Seconds from sending to the first token of the answer itself."""
 
 
 # Server-sent events. Format: html.spec.whatwg.org, section 9.2.6. Only `data` is read: its JSON

@@ -190,8 +190,10 @@ _SUFFIX = re.compile(rf"(.+)\.({'|'.join((*EFFORTS, 'auto'))})\Z")
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """A model of a provider, and what its string sets. `transport`, `idle_timeout` and
-    `schema_mode` say how it is asked, so no fingerprint holds them; None: nothing is said."""
+    """A model of a provider, and what its string sets.
+
+    No fingerprint holds `transport`, `idle_timeout` and `schema_mode`, which only say how it is
+    asked; None: nothing is said."""
 
     provider: str
     """The provider's name."""

@@ -78,9 +78,9 @@ class Switch:
     off: Mapping[str, Any] | None
     """Added to the request to turn it off; None: it cannot be."""
     efforts: bool = False
-    """Whether it takes efforts too."""
+    """True if it takes efforts too."""
     tokens: bool = False
-    """Whether it takes a number of tokens to think with."""
+    """True if it takes a number of tokens to think with."""
 
 
 FindsBy = Literal["key", "file", "count"]
@@ -112,12 +112,12 @@ class BatchTraits:
     """The parameter by which the list is asked for our key alone (`metadata[agac_intent]`); None:
     it is paged through. What comes is compared all the same."""
     pages: bool = True
-    """Whether the list has pages; else its end may be missing, and what is absent from it may
+    """True if the list has pages; else its end may be missing, and what is absent from it may
     still exist."""
     grace: float = 600.0
     """How long a batch may take to show up in the list after it was created."""
     expires: bool = True
-    """Whether the provider gives up what is not done in the window."""
+    """True if the provider gives up what is not done in the window."""
     results_kept: float | None = 30 * 86_400.0
     """How long results can be fetched, from the creation of the batch; None: not known."""
     price_factor: float = 0.5
@@ -141,7 +141,7 @@ class Provider:
     """The environment variable that holds the key; None: no key is sent, unless agac.yml gives
     one."""
     key_optional: bool = False
-    """Whether it can be asked without a key."""
+    """True if it can be asked without a key."""
     api_key: str | None = field(default=None, repr=False)
     """The key itself."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
@@ -149,7 +149,7 @@ class Provider:
     structured: Structured = "json_schema"
     """How it can be held to a schema."""
     strict_schema: bool = False
-    """Whether it knows OpenAI's `strict: true`; it is sent for schemas inside that subset."""
+    """True if it knows OpenAI's `strict: true`; it is sent for schemas inside that subset."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """The wire name of the parameter `max_tokens`."""
     max_tokens: int = 4096
@@ -160,7 +160,7 @@ class Provider:
     """Which parameters beyond OpenAI's it takes (`top_k`, `min_p`, `repetition_penalty`); None:
     unknown, all sent."""
     seeds: bool = True
-    """Whether it can be told a seed; False: it refuses it. (Where the dialect has no word for it,
+    """True if it can be told a seed; False: it refuses it. (Where the dialect has no word for it,
     none is sent.)"""
     service_tiers: tuple[str, ...] | None = None
     """The service tiers that it has; None: unknown, any is sent."""
@@ -169,12 +169,12 @@ class Provider:
     unsampled: tuple[str, ...] = ()
     """How the names of models begin that refuse `temperature`, `top_p` and `top_k`."""
     routed: bool = False
-    """Whether it hands calls on to the provider named after a colon: `model:route`."""
+    """True if it hands calls on to the provider named after a colon: `model:route`."""
     switches: Mapping[str, Switch] = field(default_factory=dict, hash=False)
     """How thinking is turned on and off, by model; `*`: any other. A model that has none takes
     efforts."""
     stream_usage: bool = True
-    """Whether it is asked to count the tokens of a stream (`stream_options`); False: it refuses
+    """True if it is asked to count the tokens of a stream (`stream_options`); False: it refuses
     that."""
     server_tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     """Tools that it runs itself, by the names of `Params`: what is put among a request's tools."""
@@ -186,9 +186,9 @@ class Provider:
     tool_prices: Mapping[str, float] = field(default_factory=dict, hash=False)
     """US dollars for 1,000 uses of such a tool."""
     tools: bool = True
-    """Whether it takes tools."""
+    """True if it takes tools."""
     tools_with_schema: bool = False
-    """Whether it takes tools and a schema in one request; False: a grammar would keep the model
+    """True if it takes tools and a schema in one request; False: a grammar would keep the model
     from calling, or it is refused."""
     call_ids: str = r".{1,64}|.*__thought__.*"
     """The ids of tools' calls that it takes back, as a pattern. OpenAI's APIs take 64 characters,
@@ -209,12 +209,12 @@ class Provider:
     """The provider's name in the price library; None: only `prices` counts. A route is added to
     it."""
     tiers_priced: bool = False
-    """Whether the price library has the prices of its service tiers too."""
+    """True if the price library has the prices of its service tiers too."""
     simulated: bool = False
-    """Whether its replies come from no model: shown as simulated, and its costs as
+    """True if its replies come from no model: shown as simulated, and its costs as
     `simulated $`."""
     embedded: bool = False
-    """Whether agac starts it by itself for the time of a run."""
+    """True if agac starts it by itself for the time of a run."""
     batch: BatchTraits | None = None
     """Its batch API; None: sync only."""
     engine: tuple[tuple[str, ...], tuple[str, ...]] | None = None
@@ -224,7 +224,7 @@ class Provider:
     hints: int | None = None
     """The minor version of Dynamo 1 whose hints it is sent (`providers.hints`); None: none."""
     offline: bool = False
-    """Whether nothing is ever sent to it: its calls are answered in its place."""
+    """True if nothing is ever sent to it: its calls are answered in its place."""
     missing_variables: tuple[str, ...] = ()
     """Variables that the row needs and the environment lacks: an error as soon as the provider is
     used."""

@@ -33,8 +33,7 @@ conversation."""
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a schema adds to a request: a `response_format`, a text ending the system message, both
-    or neither."""
+    """What a schema adds to a request: one of these, both or neither."""
 
     response_format: dict[str, JSONValue] | None = None
     """The format that the provider holds its answer to."""

@@ -172,8 +172,10 @@ def _address_of(provider: Provider, path: str) -> URL:
 
 @dataclass(frozen=True, slots=True)
 class ExceptionRule:
-    """What an exception means. `sentence` and `remedy` have the fields `{provider} {host} {proxy}
-    {reason} {connect} {first_byte} {total} {status} {base_url}`."""
+    """What an exception means.
+
+    Texts have the fields `{provider} {host} {proxy} {reason} {connect} {first_byte} {total}
+    {status} {base_url}`."""
 
     kind: FaultKind
     """The kind of fault that it becomes."""
@@ -184,7 +186,7 @@ class ExceptionRule:
     remedy: str = ""
     """What to do."""
     ambiguous: bool = False
-    """Whether the request may have been sent: the provider may have done the work."""
+    """True if the request may have been sent: the provider may have done the work."""
 
 
 _RETRY = FaultKind.RETRY
