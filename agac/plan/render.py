@@ -47,13 +47,13 @@ class Prepared(NamedTuple):
     def refusal(self) -> RowError | None:
         """Why the task may not be sent: a text of it says nothing. An answer that is stored may be
         taken."""
-        if not any(not message.text or message.text.isspace() for message in self.messages):
+        if all(message.text and not message.text.isspace() for message in self.messages):
             return None
-        what = (
-            "the prompt, or a message before it, is empty or only white space for this "
-            "row; nothing was sent"
+        message = (
+            f"stage {self.stage.name!r}: the prompt, or a message before it, is empty or only "
+            "white space for this row; nothing was sent"
         )
-        return RowError(ErrorType.EMPTY_PROMPT, f"stage {self.stage.name!r}: {what}")
+        return RowError(ErrorType.EMPTY_PROMPT, message)
 
 
 class RowView:
@@ -98,15 +98,15 @@ class RowView:
     def child(self, further: Mapping[str, JSONValue], without: str | None = None) -> RowView:
         """Returns a row made of this one: it sees what this one does, has the `further` fields, and
         lacks the field `without`."""
-        made = RowView({}, self._vars)
+        child = RowView({}, self._vars)
         for form, fields in self.forms.items():
-            made.forms[form] = {**fields, **further}
+            child.forms[form] = {**fields, **further}
             if without is not None:
-                made.forms[form].pop(without, None)
-        made.results = dict(self.results)
+                child.forms[form].pop(without, None)
+        child.results = dict(self.results)
         if self.unknown:
-            made.unknown = dict(self.unknown)
-        return made
+            child.unknown = dict(self.unknown)
+        return child
 
     def unknown_need(self, stage: Stage) -> str | None:
         """Returns the first name that the stage needs and that is not known yet: of another stage,
@@ -118,10 +118,11 @@ class RowView:
     def is_decided(self, stage: Stage, names: Iterable[str]) -> bool:
         """True if a condition of the stage that reads these names looks at nothing that is not
         known yet."""
-        unknown = self.unknown
-        return not unknown or not (
-            stage.rows_of in unknown or self.unknown_of(stage, names) is not None
-        )
+        if not self.unknown:
+            return True
+        if stage.rows_of in self.unknown:
+            return False
+        return self.unknown_of(stage, names) is None
 
     def unknown_of(self, stage: StageNode, names: Iterable[str]) -> str | None:
         """Returns the first of these names that the stage cannot look up yet: its result, or that
@@ -176,13 +177,12 @@ class RowView:
             name: None if value is SKIPPED else value for name, value in self.known(stage).items()
         }
         data = self.data(stage)
+        own_names: dict[str, JSONValue] = {}
+        if stage.guard is not None and PARTS in stage.guard.names and stage.parts:
+            own_names[PARTS] = {name: known[name] for name in stage.parts if name in known}
         if stage.amends in self.agreement:
-            own = {AGREEMENT: self.agreement[stage.amends], **self.own}
-        else:
-            own = self.own
-        if stage.guard is not None and PARTS in stage.guard.names and (parts := stage.parts):
-            own = {PARTS: {name: known[name] for name in parts if name in known}, **own}
-        return {**data, **known, **own, VARS: self._vars, ROW: data}
+            own_names[AGREEMENT] = self.agreement[stage.amends]
+        return {**data, **known, **own_names, **self.own, VARS: self._vars, ROW: data}
 
     def function_input(self, stage: Stage) -> FunctionInput:
         """Returns what a function of the user's is called with: the row's fields, and the results
@@ -201,14 +201,17 @@ class RowView:
     def known(self, stage: StageNode) -> dict[str, JSONValue]:
         """Returns the results upstream of the stage that exist; an amended one as it is after the
         stages before this one."""
-        found = {name: self.results[name] for name in stage.ancestors if name in self.results}
+        results = {name: self.results[name] for name in stage.ancestors if name in self.results}
+        if not stage.amended:
+            return results
         for later, first in stage.amended:
-            if found.get(later, SKIPPED) is not SKIPPED:
-                found[first] = found[later]
-        if stage.amended:
-            seen = [name for name in found if not is_hidden(name, stage.name)]
-            found = {name: SKIPPED if found[name] is REJECTED else found[name] for name in seen}
-        return found
+            if results.get(later, SKIPPED) is not SKIPPED:
+                results[first] = results[later]
+        return {
+            name: SKIPPED if result is REJECTED else result
+            for name, result in results.items()
+            if not is_hidden(name, stage.name)
+        }
 
 
 def followed(stages: Iterable[StageNode]) -> frozenset[str]:
@@ -233,18 +236,18 @@ def asked_again(
 
     Each answer that is to be given again makes another task of it, whose answer may in turn be one
     that is to be given again."""
-    made = prints(messages)
-    said = list[JSONValue]()
-    while (redo := redos.of(stage.name, row_id, made[0])) is not None:
+    fingerprints = prints(messages)
+    wishes = list[JSONValue]()
+    while (redo := redos.of(stage.name, row_id, fingerprints[0])) is not None:
         reply = redo.value or "null"
         answer = json.loads(reply)
         text = answer if isinstance(answer, str) and not stage.wants_json else reply
         wish = f"A person read your reply and wants another one:\n{redo.reason}\nReply again"
         wish += " with the corrected JSON only." if stage.wants_json else "."
         messages = (*messages, Message("assistant", text), Message("user", wish))
-        made = prints(messages)
-        said = [*said, {"answer": answer, "comment": redo.reason}]
-    return messages, made, said
+        fingerprints = prints(messages)
+        wishes.append({"answer": answer, "comment": redo.reason})
+    return messages, fingerprints, wishes
 
 
 def _missing(stage: Stage, missing: MissingField) -> RowError:
@@ -267,9 +270,29 @@ def _missing(stage: Stage, missing: MissingField) -> RowError:
     return RowError(ErrorType.MISSING_TEMPLATE_FIELD, f"{lacks}; visible are: {visible}")
 
 
+def _sees_all(stages: tuple[AnyStage, ...]) -> frozenset[str]:
+    """Returns the stages that see the row as it came, with no other stage apart from those
+    upstream: every result that exists by then is upstream."""
+    followers = Counter(name for stage in stages for name in stage.ancestors)
+    names = set[str]()
+    for stage in stages:
+        is_alone = len(stage.ancestors) + followers[stage.name] == len(stages) - 1
+        is_amended = stage.amended or stage.amends
+        if is_alone and stage.rows_of is None and not is_amended:
+            names.add(stage.name)
+    return frozenset(names)
+
+
+def _shared_opening(stage: PlannedStage) -> Messages | None:
+    """Returns what comes before the prompt, if it is the same for all rows; None: its examples have
+    placeholders."""
+    if any(example.content.placeholders for example in stage.examples):
+        return None
+    return opening(stage, {})
+
+
 class Preparer:
-    """Renders the messages of one run's tasks. `run` is its number: part of the fingerprint under
-    `reuse: never`; `redos` are answers that people wanted to have given again."""
+    """Renders the messages of one run's tasks."""
 
     def __init__(
         self,
@@ -278,29 +301,15 @@ class Preparer:
         run: int,
         redos: Fixes | None = None,
     ) -> None:
+        """`run` is the number of the run, a part of fingerprints under `reuse: never`; `redos` are
+        answers that people wanted to have given again."""
         self._vars = dict(variables)
         self._run = run
         self.redos = redos or Fixes()
-        # stages that see the row as it came, with no other beside them: every result there by then
-        # is upstream
-        after = Counter(name for stage in stages for name in stage.ancestors)
-        alone = (s for s in stages if len(s.ancestors) + after[s.name] == len(stages) - 1)
-        self._sees_all = frozenset(
-            stage.name
-            for stage in alone
-            if stage.rows_of is None and not (stage.amended or stage.amends)
-        )
+        self._sees_all = _sees_all(stages)
         asking = {stage.index: stage for stage in stages if isinstance(stage, PlannedStage)}
-        # what comes before the prompt is made once; None: its examples have placeholders, so that
-        # each row has its own
-        own = {
-            index
-            for index, stage in asking.items()
-            if any(one.content.placeholders for one in stage.examples)
-        }
-        self._fixed = {
-            index: None if index in own else opening(stage, {}) for index, stage in asking.items()
-        }
+        self._openings = {index: _shared_opening(stage) for index, stage in asking.items()}
+        """What comes before the prompt of each stage; None if each row has its own."""
 
     def view(self, data: dict[str, JSONValue] | None) -> RowView:
         """Returns the view of a row before any stage has answered."""
@@ -311,11 +320,10 @@ class Preparer:
         visible = view.prompt_values(stage)
         try:
             text = stage.prompt.render(visible)
-            first = self._fixed[stage.index]
-            messages = (
-                *(opening(stage, visible) if first is None else first),
-                Message("user", text),
-            )
+            before = self._openings[stage.index]
+            if before is None:
+                before = opening(stage, visible)
+            messages = (*before, Message("user", text))
         except MissingField as missing:
             return _missing(stage, missing)
         prints = partial(task_prints, stage, stage.prints, row_id=row_id, run=self._run)
