@@ -215,8 +215,9 @@ class McpSession:
     async def _agreed(self, version: str) -> None:
         """Passes over what a server of an older version wrote: the question for a newer one is
         noise in its log."""
-        asked, self.mode = self.mode, "legacy" if version in HANDSHAKE_PROTOCOL_VERSIONS else "auto"
-        if asked == "auto" and self.mode == "legacy":
+        asked_mode = self.mode
+        self.mode = "legacy" if version in HANDSHAKE_PROTOCOL_VERSIONS else "auto"
+        if asked_mode == "auto" and self.mode == "legacy":
             await asyncio.sleep(_NOISE_S)
             self._said.clear()
             self._log_held(logging.DEBUG)
@@ -357,10 +358,13 @@ class McpSession:
         while chunk := await process.stderr.read(_CHUNK):
             self._note(chunk)
 
-    def _note(self, said: bytes) -> None:
-        for text in filter(str.strip, LINE_END.split(self._clean(said.decode("utf-8", "replace")))):
+    def _note(self, output: bytes) -> None:
+        """Logs what the server wrote to standard error, up to a bound."""
+        lines = LINE_END.split(self._clean(output.decode("utf-8", "replace")))
+        for text in filter(str.strip, lines):
             self._said.append(text.strip()[:300])
-            before, self._logged = self._logged, self._logged + len(text)
+            before = self._logged
+            self._logged += len(text)
             if before < LOG_BYTES and self._held is not None:
                 self._held.append(text)
             elif before < LOG_BYTES:
@@ -373,8 +377,9 @@ class McpSession:
                 )
 
     def _log_held(self, level: int) -> None:
-        held, self._held = self._held, None
-        for text in held or ():
+        held = self._held or ()
+        self._held = None
+        for text in held:
             _log.log(level, "%s: %s", self._name, text)
 
 

@@ -173,7 +173,8 @@ class Processes:
 
     async def _free(self) -> _Worker:
         while self._idle:
-            if (worker := self._idle.pop()).is_alive():
+            worker = self._idle.pop()
+            if worker.is_alive():
                 return worker
         self._all = {worker for worker in self._all if not worker.ended.done()}
         return await self._started()
@@ -194,7 +195,10 @@ class Processes:
     async def end(self) -> None:
         """Idle processes may end by themselves, the others are ended."""
         for worker in self._all:
-            worker.input.close() if worker in self._idle else worker.kill()
+            if worker in self._idle:
+                worker.input.close()
+            else:
+                worker.kill()
         endings = [worker.ended for worker in self._all]
         if endings:
             _, late = await asyncio.wait(endings, timeout=MAX_WAIT_S)
@@ -313,9 +317,10 @@ class _Worker(asyncio.SubprocessProtocol):
         if not self.is_alive():
             return
         with suppress(ProcessLookupError):
-            os.killpg(self.transport.get_pid(), signal.SIGKILL) if hasattr(
-                os, "killpg"
-            ) else self.transport.kill()
+            if hasattr(os, "killpg"):
+                os.killpg(self.transport.get_pid(), signal.SIGKILL)
+            else:
+                self.transport.kill()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.SubprocessTransport", transport)
@@ -325,7 +330,9 @@ class _Worker(asyncio.SubprocessProtocol):
         """Takes a part of an answer, or of what the function prints."""
         if fd == 1:
             self._answers.feed_data(data)
-        elif (stream := sys.stderr) is not None:  # as it is now: a live display may stand in for it
+            return
+        stream = sys.stderr  # as it is now: a live display may take its place
+        if stream is not None:
             stream.write(self._decode(data))
 
     def process_exited(self) -> None:
