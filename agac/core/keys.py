@@ -259,15 +259,10 @@ def read_custom_id(text: str) -> tuple[str, int, str] | None:
     None if the id is not one of agac's."""
     intent, _, rest = text.partition("-")
     place, _, mark = rest.partition("-")
-    if (
-        len(intent) != 16
-        or len(mark) != 12
-        or len(place) > 10
-        or not place.isascii()
-        or not place.isdigit()
-    ):
+    if len(intent) != 16 or len(mark) != 12:
         return None
-    return intent, int(place), mark
+    is_line = place.isascii() and place.isdigit() and len(place) <= 10
+    return (intent, int(place), mark) if is_line else None
 
 
 def place_mark(root: str, inode: int) -> str:

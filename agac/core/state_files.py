@@ -13,8 +13,10 @@ from pathlib import Path
 STATE = ".agac"
 """The name of the folder with a project's state."""
 
-_OWN_FOLDER, _OWN_FILE = 0o700, 0o600
-_GROUP_FOLDER, _GROUP_FILE = 0o2770, 0o660
+_OWN_FOLDER = 0o700
+_OWN_FILE = 0o600
+_GROUP_FOLDER = 0o2770
+_GROUP_FILE = 0o660
 
 _has_modes = os.name == "posix"
 _log = logging.getLogger("agac.store")
@@ -30,7 +32,8 @@ def make_folder(folder: Path) -> None:
     """Makes a folder of the state with those above it.
 
     Takes from others the right to read a `.agac` that an older agac made. Raises OSError."""
-    if (state := state_folder(folder)) is None or not _has_modes:
+    state = state_folder(folder)
+    if state is None or not _has_modes:
         folder.mkdir(parents=True, exist_ok=True)
         return
     state.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +77,8 @@ def private_opener(path: str, flags: int) -> int:
 
 def file_mode(path: Path) -> int:
     """Gives the mode of a new file at a path: 0o666, which the umask cuts, outside of the state."""
-    if (state := state_folder(path)) is None or not _has_modes:
+    state = state_folder(path)
+    if state is None or not _has_modes:
         return 0o666
     return _GROUP_FILE if _is_of_group(state) else _OWN_FILE
 

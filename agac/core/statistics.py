@@ -28,7 +28,8 @@ def proportion(hits: int, n: int, *, of: int | None = None) -> Interval:
 
     `of` is the size of the whole from which the `n` were drawn: the more of it was drawn, the
     narrower the interval. Raises ValueError for impossible counts."""
-    if not 0 <= hits <= n or n == 0 or (of is not None and of < n):
+    is_possible = 0 <= hits <= n and n > 0
+    if not is_possible or (of is not None and of < n):
         raise ValueError(f"no proportion: {hits} of {n}, drawn from {of}")
     share = hits / n
     if of == n:  # nothing is left that could differ
