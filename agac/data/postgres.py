@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from decimal import Decimal
 from functools import cache
@@ -281,10 +281,14 @@ def reads_table(server: Server, statement: str, target: Server, table: str) -> b
 
 
 def _relations(plan: Any) -> Iterator[tuple[str, str]]:
-    for inner in (
-        plan.values() if isinstance(plan, dict) else plan if isinstance(plan, list) else ()
-    ):
-        yield from _relations(inner)
+    """Yields the schema and the name of each relation in a plan of the server's."""
+    parts: Iterable[Any] = ()
+    if isinstance(plan, dict):
+        parts = plan.values()
+    elif isinstance(plan, list):
+        parts = plan
+    for part in parts:
+        yield from _relations(part)
     if isinstance(plan, dict) and "Relation Name" in plan:
         yield plan["Schema"], plan["Relation Name"]
 
@@ -434,17 +438,22 @@ _SCALED = re.compile(r"numeric\(\d+,(-?\d+)\)")
 def _changes(value: float, column: sqlite.Known) -> bool:
     """True if a column of numbers would keep another one than `value`: it has fewer digits."""
     if column.family == "N":
-        if column.type == "money":
-            scale = 2
-        elif found := _SCALED.fullmatch(column.type):
-            scale = int(found[1])
-        else:
-            scale = None
+        scale = _scale_of(column.type)
         exact = Decimal(encode(value))
         return scale is not None and exact != round(exact, scale)
-    if column.family == "float" and column.type == "real":
+    if column.family != "float":
+        return False
+    if column.type == "real":
         return not _is_real(value)
-    return column.family == "float" and isinstance(value, int) and not sqlite.is_double(value)
+    return isinstance(value, int) and not sqlite.is_double(value)
+
+
+def _scale_of(type_name: str) -> int | None:
+    """Returns the digits of a numeric type that are parts of 1; None: any number."""
+    if type_name == "money":
+        return 2
+    scaled = _SCALED.fullmatch(type_name)
+    return int(scaled[1]) if scaled else None
 
 
 def _is_real(value: float) -> bool:
@@ -519,11 +528,8 @@ class PostgresSink(sqlite.TableSink):
             return None
         if isinstance(value, str) and column.family != "json":
             return _UNFIT.sub("\ufffd", value)
-        if (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and _changes(value, column)
-        ):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and _changes(value, column):
             what = (
                 f"the column {column.name!r} is {column.type}, which would change {encode(value)}"
             )

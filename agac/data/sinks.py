@@ -263,7 +263,8 @@ class IsolatedSink:
         self._try(lambda sink: sink.commit())
 
     def abort(self) -> None:
-        sink, self._sink = self._sink, None
+        sink = self._sink
+        self._sink = None
         if sink is not None:
             sink.abort()
 

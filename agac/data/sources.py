@@ -67,12 +67,14 @@ class SeveralFiles:
     def place(self, ordinal: int) -> str:
         """Returns the file of a row that the last reading met, and its number there."""
         befores, files = self._begun
-        found = bisect_left(befores, ordinal) - 1
-        return f"{files[found]}: row {ordinal - befores[found]}"
+        index = bisect_left(befores, ordinal) - 1
+        return f"{files[index]}: row {ordinal - befores[index]}"
 
     def records(self, start: int = 0) -> Iterator[Record]:
         before = 0
-        befores, files = self._begun = ([], [])
+        befores = list[int]()
+        files = list[str]()
+        self._begun = (befores, files)
         for relative in matched_files(self._spec):
             ordinal = 0
             befores.append(before)

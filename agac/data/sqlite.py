@@ -55,8 +55,9 @@ class SqliteSource(FileSource):
             raise UsageError(
                 error.message, remedy=self._meant(error.message) or error.remedy
             ) from error
+        repeated = map(_REPEATED.fullmatch, self._columns)
         named = [
-            match[1] if (match := _REPEATED.fullmatch(name)) else name for name in self._columns
+            match[1] if match else name for match, name in zip(repeated, self._columns, strict=True)
         ]
         refuse_repeated(
             f"{shown}: the query gives", [name for name in named if name in self._columns], BY_AS
@@ -317,10 +318,13 @@ def _affinity(declared: str) -> Affinity:
 
 def _changes(value: int, affinity: Affinity) -> bool:
     """True if a column of this affinity would keep another number than `value`."""
-    kept = affinity == "real" or (
-        affinity in _NUMBERS and not -_MAX_INTEGER <= value < _MAX_INTEGER
-    )
-    return kept and not is_double(value)
+    is_kept_as_double = affinity == "real" or (affinity in _NUMBERS and _is_large(value))
+    return is_kept_as_double and not is_double(value)
+
+
+def _is_large(value: int) -> bool:
+    """True if an integer has more than 64 bits."""
+    return not -_MAX_INTEGER <= value < _MAX_INTEGER
 
 
 def is_double(value: int) -> bool:
@@ -477,7 +481,8 @@ class TableSink:
 
     def abort(self) -> None:
         """Takes back what was written. After `commit` it does nothing."""
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._connection = None
         if connection is not None:
             connection.close()  # which takes back what was not committed
         if self._made and self._path.exists() and not self._path.stat().st_size:
@@ -507,8 +512,8 @@ class TableSink:
         return f"{quoted(column.name)} {_TYPES.get(column.kind, '') if declared else ''}".rstrip()
 
     def _storable(self, values: list[JSONValue]) -> list[JSONValue]:
-        """The values as SQLite keeps them. Raises AgacError for a number that the type of its
-        column would change."""
+        """Returns the values as SQLite keeps them. Raises AgacError for a number that the type of
+        its column would change."""
         stored = [*map(_storable, values, self._affinities)]
         for column, affinity, value in zip(self._columns, self._affinities, values, strict=True):
             if type(value) is int and _changes(value, affinity):
@@ -551,15 +556,15 @@ class FreshDatabase(AtomicFile):
 
 
 def _storable(value: JSONValue, affinity: Affinity) -> JSONValue:
-    """A value as SQLite keeps it: integers beyond 64 bits, lists and objects as their JSON text,
-    and fractions in a column of texts, for which SQLite would write 15 digits."""
+    """Returns a value as SQLite keeps it: integers beyond 64 bits, lists and objects as their JSON
+    text, and fractions in a column of texts, for which SQLite would write 15 digits."""
     if isinstance(value, float):
         if not isfinite(value):
             return None
         return encode(value) if affinity == "text" else value
-    if isinstance(value, dict | list) or (
-        isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER
-    ):
+    if isinstance(value, dict | list):
+        return encode(value)
+    if isinstance(value, int) and _is_large(value):
         return encode(value)
     return value
 
