@@ -18,7 +18,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
@@ -89,14 +89,7 @@ class Database:
         """Raises StoreError where the file was removed, emptied or replaced since it was opened:
         SQLite would go on writing into what nobody finds again. One look at the file, which takes
         some microseconds."""
-        now = None
-        with suppress(OSError):
-            now = self.path.stat()
-        if (
-            now is None
-            or not now.st_size
-            or (self.file is not None and not os.path.samestat(self.file, now))
-        ):
+        if not self._is_in_place():
             raise StoreError(
                 (
                     f"{self.path} was removed or replaced while this process worked with it; "
@@ -105,6 +98,16 @@ class Database:
                 remedy="put it back, or a copy of it (`agac backup` makes them), and run the "
                 "same command again; what is not in it is run and paid again",
             )
+
+    def _is_in_place(self) -> bool:
+        """True if the file at its path is the one that was opened."""
+        try:
+            now = self.path.stat()
+        except OSError:
+            return False
+        if not now.st_size:
+            return False
+        return self.file is None or os.path.samestat(self.file, now)
 
 
 @contextmanager
@@ -268,33 +271,33 @@ def reads(
     return read
 
 
-def first(found: list[T]) -> T | None:
+def first(values: list[T]) -> T | None:
     """Returns the first of these values; None if there is none."""
-    return found[0] if found else None
+    return values[0] if values else None
 
 
 def by(field: str) -> Callable[[list[Any]], dict[Any, Any]]:
     """Makes a dict of records by one of their fields."""
-    return lambda found: {getattr(one, field): one for one in found}
+    return lambda records: {getattr(record, field): record for record in records}
 
 
 def keyed(make: Callable[[list[Any]], Any]) -> Callable[[list[Any]], dict[Any, Any]]:
     """Makes a dict of rows: from the first part of each to what `make` gives of the others."""
-    return lambda found: {key: make(others) for key, *others in found}
+    return lambda rows: {key: make(others) for key, *others in rows}
 
 
-def grouped(found: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    """Lists of what was found by a key of it, each in the order in which it came."""
+def grouped(values: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """Lists values by a key of each, in the order in which they came."""
     groups: dict[Any, list[T]] = {}
-    for one in found:
-        groups.setdefault(key(one), []).append(one)
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
     return groups
 
 
-def nested(found: Iterable[tuple[Any, Any, Any]]) -> dict[Any, dict[Any, Any]]:
-    """Dicts by the first part of each row: from the second part to the third."""
+def nested(rows: Iterable[tuple[Any, Any, Any]]) -> dict[Any, dict[Any, Any]]:
+    """Makes dicts by the first part of each row: from the second part to the third."""
     outer: dict[Any, dict[Any, Any]] = {}
-    for first_part, second, third in found:
+    for first_part, second, third in rows:
         outer.setdefault(first_part, {})[second] = third
     return outer
 

@@ -17,10 +17,13 @@ from agac.store.db import Database, Reads, by, grouped, reads, select, slices, s
 DISCARD = "discard"  # the choice of a line after which earlier decisions do not count
 TIMEOUT = "timeout"  # the source of what counts as decided since nobody decided
 FILE = "file"  # the source of lines of files
-FIX = "fix"  # the source of results that somebody set by hand
-# the choice of who wants another answer; and the source of what a task is asked again with
+FIX = "fix"
+"""The source of results that a person set by hand."""
 REDO = "redo"
-OPEN = ("waiting", "conflict")  # the states of reviews that want a decision
+"""The choice of a person who wants another answer, and the source of what a task is asked again
+with."""
+OPEN = ("waiting", "conflict")
+"""The states of reviews that want a decision."""
 
 
 class StoredDecision(NamedTuple):
@@ -51,9 +54,10 @@ class StoredDecision(NamedTuple):
 
     def repeats(self, other: StoredDecision) -> bool:
         """True if the same person decided the same before."""
-        said = (self.choice, self.value, self.reason, self.reviewer)
-        same = said == (other.choice, other.value, other.reason, other.reviewer)
-        return same and (self.forced or not other.forced)
+        content = (self.choice, self.value, self.reason, self.reviewer)
+        if content != (other.choice, other.value, other.reason, other.reviewer):
+            return False
+        return self.forced or not other.forced
 
 
 class StoredReview(NamedTuple):
@@ -86,25 +90,33 @@ class Standing(NamedTuple):
     """The number of the newest decision."""
 
 
-def counting(found: Sequence[StoredDecision], since: float) -> list[StoredDecision]:
-    """Those that were not discarded: neither all before `since`, nor these."""
-    since = max([since, *(one.at for one in found if one.choice == DISCARD)])
-    return [one for one in found if one.at >= since and one.choice != DISCARD]
+def counting(decisions: Sequence[StoredDecision], since: float) -> list[StoredDecision]:
+    """Returns the decisions that were not discarded, neither with all before `since` nor by a
+    later one."""
+    discards = [decision.at for decision in decisions if decision.choice == DISCARD]
+    since = max([since, *discards])
+    return [
+        decision for decision in decisions if decision.at >= since and decision.choice != DISCARD
+    ]
 
 
-def is_known(counted: Sequence[StoredDecision], own: StoredDecision) -> bool:
-    """True if a decision changes nothing next to those that count: it is the last word of its
-    person, and where it overrides, of all who did. One of a file is known wherever it was taken
-    before: the file may be imported again."""
-    if own.source == FILE and not own.forced:
-        return any(one.repeats(own) for one in counted)
-    words = [one for one in counted if one.reviewer == own.reviewer]
-    forced = [one.reviewer for one in counted if one.forced]
-    return bool(words) and words[-1].repeats(own) and (not own.forced or forced[-1] == own.reviewer)
+def is_known(counted: Sequence[StoredDecision], new: StoredDecision) -> bool:
+    """True if a new decision changes nothing about those that count: it is the last word of its
+    person and, if it overrides, of all who did. One of a file is known if it was taken before at
+    any time: the file may be imported again."""
+    if new.source == FILE and not new.forced:
+        return any(decision.repeats(new) for decision in counted)
+    words = [decision for decision in counted if decision.reviewer == new.reviewer]
+    if not words or not words[-1].repeats(new):
+        return False
+    if not new.forced:
+        return True
+    overriding = [decision.reviewer for decision in counted if decision.forced]
+    return overriding[-1] == new.reviewer
 
 
 def standing(
-    found: Sequence[StoredDecision],
+    decisions: Sequence[StoredDecision],
     answer: JSONValue,
     *,
     reviewers: int,
@@ -117,30 +129,33 @@ def standing(
     Each person's last word counts; the last one of a person who overrode the others counts alone,
     and one that no person made only if no person decided. As many as `reviewers` have to say the
     same, and more than say anything else."""
-    last = max((one.id for one in found), default=0)
-    valid = counting(found, since)
-    forced = [one.reviewer for one in valid if one.forced]
-    people = {one.reviewer: one for one in valid if one.source != TIMEOUT}
-    if forced:
-        return Standing("decided", people[forced[-1]], last)
-    if not people:
+    last = max((decision.id for decision in decisions), default=0)
+    valid = counting(decisions, since)
+    overriding = [decision.reviewer for decision in valid if decision.forced]
+    last_words = {decision.reviewer: decision for decision in valid if decision.source != TIMEOUT}
+    if overriding:
+        return Standing("decided", last_words[overriding[-1]], last)
+    if not last_words:
         if valid:
             return Standing("decided", valid[-1], last)
         return Standing(last=last)
-    groups = grouped(people.values(), lambda one: one.says(agree, answer))
+    groups = grouped(last_words.values(), lambda decision: decision.says(agree, answer))
     most, *others = sorted(groups.values(), key=len, reverse=True)
-    if len(most) >= reviewers and (not others or len(others[0]) < len(most)):
-        return Standing("decided", min(most, key=lambda one: one.id), last)
+    leads = not others or len(others[0]) < len(most)
+    if leads and len(most) >= reviewers:
+        return Standing("decided", min(most, key=lambda decision: decision.id), last)
     return Standing("conflict" if others else "waiting", None, last)
 
 
 decisions_of: Reads[[Sequence[bytes]], dict[bytes, list[StoredDecision]]] = reads(
-    "decisions_of", StoredDecision, lambda found: grouped(found, lambda one: one.key)
+    "decisions_of",
+    StoredDecision,
+    lambda decisions: grouped(decisions, lambda decision: decision.key),
 )
 """The decisions about each of these keys, the oldest first."""
 
 discarded_at: Reads[[str], float] = reads(
-    "decisions_discarded", float, lambda found: found[0] or 0.0
+    "decisions_discarded", float, lambda times: times[0] or 0.0
 )
 """From when on the decisions of a workflow count, in seconds since 1970."""
 
@@ -158,7 +173,7 @@ review_counts: Reads[..., list[tuple[str, str, str, int]]] = reads(
 """How many reviews there are by workflow, stage and state. By name: the `workflow` from which on,
 and the last one."""
 
-waiting_reviews: Reads[..., int] = reads("reviews_wanted", int, lambda found: found[0])
+waiting_reviews: Reads[..., int] = reads("reviews_wanted", int, lambda counts: counts[0])
 """How many reviews want a decision, of a `reviewer` (else ""). By name: the workflow and the stage
 from which on, and (`last_…`) up to which."""
 
@@ -180,14 +195,14 @@ any_decided: Reads[[int, int], bool] = reads("reviews_any_decided", int, bool)
 """True if there is such a row of a run that the stage at a position made."""
 
 
-def put_decision(writer: sqlite3.Connection, one: StoredDecision) -> None:
-    """Adds a decision; its `id` is given by the store."""
-    writer.execute(sql("decision_put"), (one.key, *one[2:]))
+def put_decision(writer: sqlite3.Connection, decision: StoredDecision) -> None:
+    """Adds a decision; the store gives it its `id`."""
+    writer.execute(sql("decision_put"), (decision.key, *decision[2:]))
 
 
-# Results that somebody set by hand, and answers that are to be given again: the last word of each
+# Results that a person set by hand, and answers that are to be given again: the last word of each
 # task counts, for all rows with its id and its fingerprint. `value` is the result, or that answer,
-# and `reason` what the model is told.
+# and `reason` is sent to the model.
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,15 +229,12 @@ class Fixes:
 async def redos_of(database: Database, workflow: str, since: float = 0.0) -> Fixes:
     """Returns the answers of a workflow that people wanted to have given again; what they wrote
     before `since` is discarded."""
-    said = {
-        one.key or b"": one
-        for one in await select(database, "fixes", StoredDecision, workflow, REDO)
-        if one.value
-    }
-    old = frozenset(key for key, one in said.items() if one.at < since)
+    decisions = await select(database, "fixes", StoredDecision, workflow, REDO)
+    by_key = {decision.key or b"": decision for decision in decisions if decision.value}
+    old = frozenset(key for key, decision in by_key.items() if decision.at < since)
     return Fixes(
         workflow,
-        {key: one for key, one in said.items() if key not in old},
+        {key: decision for key, decision in by_key.items() if key not in old},
         kind=REDO,
         discarded=old,
     )
@@ -231,13 +243,17 @@ async def redos_of(database: Database, workflow: str, since: float = 0.0) -> Fix
 async def fixes_of(database: Database, workflow: str, run: int, stages: Sequence[str]) -> Fixes:
     """Returns the results set by hand in a workflow, and what differs from them in a run with these
     stages."""
-    every = await select(database, "fixes", StoredDecision, workflow, FIX)
+    decisions = await select(database, "fixes", StoredDecision, workflow, FIX)
+    by_key = {decision.key or b"": decision for decision in decisions}
     rows = set[int]()
-    said = {one.key or b"": one for one in every}
-    for some in slices(list(dict.fromkeys(one.row_id for one in said.values()))):
-        tasks = await select(database, "fixable", tuple[int, Any, int, bytes, Any, Any], run, some)
+    for row_ids in slices(list(dict.fromkeys(fix.row_id for fix in by_key.values()))):
+        tasks = await select(
+            database, "fixable", tuple[int, Any, int, bytes, Any, Any], run, row_ids
+        )
         for row, row_id, stage, fingerprint, stored_as, value in tasks:
-            fix = said.get(key := review_key(workflow, stages[stage], row_id, fingerprint, FIX))
+            key = review_key(workflow, stages[stage], row_id, fingerprint, FIX)
+            fix = by_key.get(key)
             if fix is not None and fix.value != (value if stored_as == key else None):
                 rows.add(row)
-    return Fixes(workflow, {key: one for key, one in said.items() if one.value}, frozenset(rows))
+    set_now = {key: fix for key, fix in by_key.items() if fix.value}
+    return Fixes(workflow, set_now, frozenset(rows))

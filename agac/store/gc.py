@@ -174,7 +174,8 @@ class GarbageCollector:
         for statement in ("gc_references", "batches_results", *elsewhere):
             async for rows in self.ranges(statement, workflow):
                 for run, left, result in rows:
-                    if run is None or (run in kept and not (left and run in choice.tidied)):
+                    is_tidied = left and run in choice.tidied
+                    if run is None or (run in kept and not is_tidied):
                         used[result] = 1
         return used
 

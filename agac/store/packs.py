@@ -256,12 +256,12 @@ async def own_answers(
 
     `attempts`: only of rows with one from a number up to another; `since`: results after this
     number."""
-    statement, (last,) = "packable_since", await select(database, "row_key_max", int)
-    first, last = attempts or (0, last)
+    (last_row,) = await select(database, "row_key_max", int)
+    first, last = attempts or (0, last_row)
     for after in range(first, last, 1000):
         yield await select(
             database,
-            statement if attempts else "packable",
+            "packable_since" if attempts else "packable",
             PackedAnswer,
             after,
             min(last, after + 1000),

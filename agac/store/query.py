@@ -184,20 +184,26 @@ def answered(path: Path, query: str, *, until: float | None = None) -> Iterator[
 def _authorised(
     denied: list[str], action: int, first: str | None, second: str | None, *_: str | None
 ) -> int:
-    """SQLite asks for each thing that a statement would do. What is refused is noted in
-    `denied`."""
-    allowed = (
-        action in _READING
-        # how it makes functions such as json_each known to itself; a statement that does this it
-        # refuses
-        or (action == sqlite3.SQLITE_UPDATE and first == "sqlite_master")
-        or (action == sqlite3.SQLITE_FUNCTION and second != "load_extension")
-        or (action == sqlite3.SQLITE_PRAGMA and first in _ABOUT_TABLES)
-    )
-    if not allowed:
-        of_what = second if action == sqlite3.SQLITE_FUNCTION else first
-        denied.append(" ".join(filter(None, [_WORDS.get(action), of_what])) or "this statement")
-    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+    """Answers SQLite, which asks for each thing that a statement would do. What is refused is
+    noted in `denied`."""
+    if _may_do(action, first, second):
+        return sqlite3.SQLITE_OK
+    subject = second if action == sqlite3.SQLITE_FUNCTION else first
+    denied.append(" ".join(filter(None, [_WORDS.get(action), subject])) or "this statement")
+    return sqlite3.SQLITE_DENY
+
+
+def _may_do(action: int, first: str | None, second: str | None) -> bool:
+    """True if a statement that only reads may do this."""
+    if action in _READING:
+        return True
+    if action == sqlite3.SQLITE_UPDATE:
+        # how SQLite makes functions such as json_each known to itself; it refuses a statement that
+        # does this
+        return first == "sqlite_master"
+    if action == sqlite3.SQLITE_FUNCTION:
+        return second != "load_extension"
+    return action == sqlite3.SQLITE_PRAGMA and first in _ABOUT_TABLES
 
 
 def _refused(what: str) -> UsageError:

@@ -407,14 +407,13 @@ def _check_targets(folder: str, outputs: Any) -> None:
 
 
 def _is_inside(path: Any) -> bool:
-    if not isinstance(path, str) or "\0" in path or "\\" in path or ":" in path:
+    """True if a path leads into a project, and not among its state."""
+    if not isinstance(path, str) or any(sign in path for sign in "\0\\:"):
         return False
     pure = PurePosixPath(path)
-    return (
-        not pure.is_absolute()
-        and ".." not in pure.parts
-        and pure.parts[:1] not in [(one,) for one in STATE_FOLDERS]
-    )
+    if pure.is_absolute() or ".." in pure.parts:
+        return False
+    return not pure.parts or pure.parts[0] not in STATE_FOLDERS
 
 
 def _rows(
