@@ -38,6 +38,7 @@ from agac.spec.yaml import expand
 if TYPE_CHECKING:
     import aiohttp
     from huggingface_hub import HfApi
+    from yarl import URL
 
     from agac.spec.project_models import RemoteContentFile
 
@@ -340,13 +341,8 @@ class RemoteContents:
         from yarl import URL
 
         parts, host = self._checked(url)
-        transport = self.transport()
-        proxy = transport.proxy_for(URL(url), self.env)
-        tls = transport.tls_context(self.env) if parts.scheme == "https" else None
-        if proxy is not None and proxy.scheme != "http":
-            raise Refused(
-                f"the proxy of {host} is no http:// proxy; name one, or add {host} to NO_PROXY"
-            )
+        proxy = self._proxy_for(url, host)
+        tls = self.transport().tls_context(self.env) if parts.scheme == "https" else None
         port = f":{parts.port}" if parts.port else ""
         netloc = _bracketed(host) + port
         headers = {"Host": netloc, "User-Agent": "agac", "Accept-Encoding": "identity", **sent}
@@ -375,6 +371,18 @@ class RemoteContents:
                 if address == addresses[-1]:
                     raise
         raise AssertionError
+
+    def _proxy_for(self, url: str, host: str) -> URL | None:
+        """Returns the proxy of an address, if it has one. Raises Refused for one of another
+        kind."""
+        from yarl import URL
+
+        proxy: URL | None = self.transport().proxy_for(URL(url), self.env)
+        if proxy is not None and proxy.scheme != "http":
+            raise Refused(
+                f"the proxy of {host} is no http:// proxy; name one, or add {host} to NO_PROXY"
+            )
+        return proxy
 
     def _own_headers(self, host: str, netloc: str) -> dict[str, str]:
         """Returns the headers that agac.yml has for a host, with or without its port."""
