@@ -28,19 +28,24 @@ from agac.tools.tool_functions import ToolFailed, ToolFunction
 if TYPE_CHECKING:
     from agac.data.remote import RemoteContents
 
-VERSION = "1"  # of what these tools do: part of fingerprints
-# tells calls apart that have the same arguments
+VERSION = "1"
+"""The version of what these tools do, a part of fingerprints."""
 Changes = Callable[[Mapping[str, JSONValue]], JSONValue]
-MOST_BYTES = 1_000_000  # of a file, or of a page: what follows is not read
-MOST_ROWS = 200  # of a query: the rows that are given, and the seconds that it may take
+"""Tells calls apart that have the same arguments."""
+MOST_BYTES = 1_000_000
+"""The most bytes of a file or a page: what follows is not read."""
+MOST_ROWS = 200
+"""The most rows that a query gives."""
 QUERY_S = 20.0
+"""The seconds that a query may take."""
 
 
 def builtin(spec: ToolSpec, root: Path, web: RemoteContents | None) -> tuple[ToolFunction, Changes]:
     """Returns what runs a tool that agac brings, and what tells equal calls of it apart. Raises
     UsageError."""
     key = str(spec.settings.get("api_key") or "")
-    if web is not None and (missing := expand(key, web.env)[1]):
+    missing = expand(key, web.env)[1] if web is not None else []
+    if missing:
         remedy = f"Export it, or write {missing[0]}=… into the project's .env file."
         raise UsageError(f"{spec.name} needs the variable {missing[0]}", remedy=remedy)
     if key and not str(spec.settings["url"]).startswith("https:"):
@@ -48,22 +53,21 @@ def builtin(spec: ToolSpec, root: Path, web: RemoteContents | None) -> tuple[Too
             f"{spec.name} sends its api_key over https:// alone",
             remedy="Write https:// in its url.",
         )
-    own = Builtins(spec.settings, home_of(root).resolve(), web)
-    return ToolFunction(getattr(own, spec.source), spec.source, root), own.changes
+    tools = Builtins(spec.settings, home_of(root).resolve(), web)
+    return ToolFunction(getattr(tools, spec.source), spec.source, root), tools.changes
 
 
 def describe_builtin(name: str, settings: Mapping[str, JSONValue], root: Path) -> ToolSpec:
     """Returns what a model is sent about agac's tool, with these settings. `read_skill`: `skills`
     are folders by name."""
     kind: ToolKind = "skill" if name == "read_skill" else "builtin"
-    made, _ = builtin(ToolSpec(name, "", {}, kind, name, settings=settings), root, None)
-    return ToolSpec(name, made.description, made.parameters, kind, name, VERSION, settings)
+    function, _ = builtin(ToolSpec(name, "", {}, kind, name, settings=settings), root, None)
+    return ToolSpec(name, function.description, function.parameters, kind, name, VERSION, settings)
 
 
 @dataclass(frozen=True, slots=True)
 class Builtins:
-    """The functions of these tools, for the settings of one; their docstrings are what models are
-    told."""
+    """The functions of these tools, for the settings of one; models are sent their docstrings."""
 
     settings: Mapping[str, Any]
     home: Path
