@@ -369,8 +369,8 @@ lane_load: Reads[[str, str, str, float], LaneLoad] = reads("lane_load", LaneLoad
 ready_tasks: Reads[[Sequence[int]], dict[int, Ready]] = reads(
     "tasks_ready",
     ReadyTask,
-    lambda found: nested(
-        (one.row_key, (one.stage, one.replica, one.fingerprint), one) for one in found
+    lambda tasks: nested(
+        (task.row_key, (task.stage, task.replica, task.fingerprint), task) for task in tasks
     ),
 )
 
@@ -378,8 +378,8 @@ ready_tasks: Reads[[Sequence[int]], dict[int, Ready]] = reads(
 async def intents(database: Database) -> tuple[set[str], set[str]]:
     """Returns the names of all batches whose files on this machine are still needed, and of all
     batches."""
-    found = await select(database, "intents", tuple[str, bool])
-    return {intent for intent, needed in found if needed}, {intent for intent, _ in found}
+    intents = await select(database, "intents", tuple[str, bool])
+    return {intent for intent, needed in intents if needed}, {intent for intent, _ in intents}
 
 
 # Batches for those who look. What a provider said of one is kept; nothing else is changed.

@@ -57,18 +57,16 @@ class PackedAnswer(NamedTuple):
     sources: str | None = None
     """The sources of the result as JSON; None if it has none."""
     writer: str = ""
-    pack: str = ""  # its name
+    pack: str = ""
+    """The name of its pack."""
 
     def line(self) -> bytes:
         """Returns the answer as a line of a pack, which does not know its own name. Sources come
         last, if it has any."""
-        told = [
-            self.fingerprint.hex(),
-            *self[1:10],
-            self.writer,
-            *([self.sources] if self.sources else []),
-        ]
-        return json.dumps(told, ensure_ascii=False).encode() + b"\n"
+        values = [self.fingerprint.hex(), *self[1:10], self.writer]
+        if self.sources:
+            values.append(self.sources)
+        return json.dumps(values, ensure_ascii=False).encode() + b"\n"
 
 
 def endpoint_mark(provider: str, base_url: str) -> bytes:
@@ -81,13 +79,13 @@ def packed(answers: Iterable[PackedAnswer]) -> tuple[str, bytes, bytes]:
     and its index."""
     from zstandard import compress
 
-    ordered = sorted(answers, key=lambda one: one[:3])
-    marks = (
-        _ENTRY.pack(one.fingerprint, endpoint_mark(one.provider, one.base_url), one.at)
-        for one in ordered
+    ordered = sorted(answers, key=lambda answer: answer[:3])
+    entries = (
+        _ENTRY.pack(answer.fingerprint, endpoint_mark(answer.provider, answer.base_url), answer.at)
+        for answer in ordered
     )
-    content = compress(b"".join(one.line() for one in ordered))
-    return sha256(content).hexdigest(), content, compress(b"".join(marks))
+    content = compress(b"".join(answer.line() for answer in ordered))
+    return sha256(content).hexdigest(), content, compress(b"".join(entries))
 
 
 def unpacked(writer: str, name: str, content: bytes | None, now: float) -> Iterator[PackedAnswer]:
@@ -97,58 +95,72 @@ def unpacked(writer: str, name: str, content: bytes | None, now: float) -> Itera
         raise Damaged("it is not the content that its name stands for")
     for line in unzipped_lines(content, FULL_ANSWERS, "answers", MAX_LINE):
         try:
-            fingerprint, *told = strict_json(line, len(PackedAnswer._fields))
-            sources = told.pop() if len(told) == len(PackedAnswer._fields) - 2 else None
-            one = PackedAnswer._make(
-                [bytes.fromhex(fingerprint), *told[:9], sources, *told[9:], name]
+            fingerprint, *values = strict_json(line, len(PackedAnswer._fields))
+            sources = values.pop() if len(values) == len(PackedAnswer._fields) - 2 else None
+            answer = PackedAnswer._make(
+                [bytes.fromhex(fingerprint), *values[:9], sources, *values[9:], name]
             )
-            _refuse_unsound(one, writer, now)
+            _refuse_unsound(answer, writer, now)
         except (ValueError, TypeError, AttributeError) as error:
             raise Damaged(f"a line is no answer: {str(error)[:100]}") from None
-        yield one
+        yield answer
 
 
-def _refuse_unsound(one: PackedAnswer, writer: str, now: float) -> None:
+def _refuse_unsound(answer: PackedAnswer, writer: str, now: float) -> None:
     """Raises ValueError, TypeError and the like for an answer with values that none has."""
-    strict_json(one.value, MAX_VALUES)
-    for text in (one.value, one.how, one.provider, one.base_url, one.model):
+    strict_json(answer.value, MAX_VALUES)
+    for text in (answer.value, answer.how, answer.provider, answer.base_url, answer.model):
         text.encode()  # a number has no such method
-    if one.sources is not None:
-        refuse_unsound_sources(strict_json(one.sources, MAX_VALUES))
-    names = one.provider, one.base_url, one.model
-    hows = {*one.how.split(",")} if one.how else set()
+    if answer.sources is not None:
+        refuse_unsound_sources(strict_json(answer.sources, MAX_VALUES))
+    names = (answer.provider, answer.base_url, answer.model)
+    hows = {*answer.how.split(",")} if answer.how else set()
     is_sound = [
-        len(one.fingerprint) == DIGEST_BYTES,
-        one.writer == writer,
+        len(answer.fingerprint) == DIGEST_BYTES,
+        answer.writer == writer,
         hows <= HOWS,
         max(map(len, names)) <= _MOST_SIGNS,
-        type(one.at) in (int, float) and 0 < one.at < now + _CLOCKS,
-        all(count is None or (type(count) is int and 0 <= count < 1 << 53) for count in one[7:9]),
-        one.cost is None or (type(one.cost) in (int, float) and 0 <= one.cost <= _MOST_USD),
+        type(answer.at) in (int, float) and 0 < answer.at < now + _CLOCKS,
+        _is_tokens(answer.input_tokens),
+        _is_tokens(answer.output_tokens),
+        _is_cost(answer.cost),
     ]
     if not all(is_sound):
         raise ValueError("it has values that no answer has")
+
+
+def _is_tokens(count: Any) -> bool:
+    """True for a number of tokens, or None."""
+    return count is None or (type(count) is int and 0 <= count < 1 << 53)
+
+
+def _is_cost(amount: Any) -> bool:
+    """True for the dollars of an answer, or None."""
+    return amount is None or (type(amount) in (int, float) and 0 <= amount <= _MOST_USD)
 
 
 _SOURCE = {"url": str, "title": str, "cited": bool}
 _SOURCE_OR_NULL = {"quote": str, "start": int, "end": int}
 
 
-def refuse_unsound_sources(told: Any) -> None:
+def refuse_unsound_sources(sources: Any) -> None:
     """Raises ValueError unless this is a list of `core.types.WebSource` as JSON has them."""
-    for one in told if isinstance(told, list) else [None]:
-        if not isinstance(one, dict) or one.keys() != _SOURCE.keys() | _SOURCE_OR_NULL.keys():
-            raise ValueError("it has sources that no answer has")
-        is_sound = all(type(one[name]) is kind for name, kind in _SOURCE.items())
-        if not is_sound or any(
-            type(one[name]) not in (kind, type(None)) for name, kind in _SOURCE_OR_NULL.items()
-        ):
-            raise ValueError("it has sources that no answer has")
+    if not isinstance(sources, list) or not all(map(_is_source, sources)):
+        raise ValueError("it has sources that no answer has")
 
 
-def may_travel(one: PackedAnswer) -> bool:
+def _is_source(source: Any) -> bool:
+    """True if this is a `core.types.WebSource` as JSON has it."""
+    if not isinstance(source, dict) or source.keys() != _SOURCE.keys() | _SOURCE_OR_NULL.keys():
+        return False
+    return all(type(source[name]) is kind for name, kind in _SOURCE.items()) and all(
+        type(source[name]) in (kind, type(None)) for name, kind in _SOURCE_OR_NULL.items()
+    )
+
+
+def may_travel(answer: PackedAnswer) -> bool:
     """True if readers of packs would accept an answer."""
-    return len(one.line()) <= FULL_BYTES and not has_more_values(one.value, MAX_VALUES)
+    return len(answer.line()) <= FULL_BYTES and not has_more_values(answer.value, MAX_VALUES)
 
 
 def unzipped_pieces(content: bytes, most: int) -> Iterator[bytes]:
@@ -201,9 +213,8 @@ class KnownAnswers:
         self._db = sqlite3.connect("", check_same_thread=False)
         self.close = self._db.close
         self.packs = set[tuple[str, str]]()
-        self.pushed: list[
-            tuple[int, int]
-        ] = []  # the last attempts and results that were there at each push
+        self.pushed: list[tuple[int, int]] = []
+        """The last attempts and results that existed at each push."""
         columns = (
             "fingerprint, at, writer, pack, mark, told, PRIMARY KEY (fingerprint, at, writer, pack)"
         )
@@ -221,16 +232,18 @@ class KnownAnswers:
         if not all(0 < at < _LATEST for _, _, at in _ENTRY.iter_unpack(entries)):
             raise Damaged("it has times that no answer has")
         self._put(
-            (one, at, writer, pack, mark, None) for one, mark, at in _ENTRY.iter_unpack(entries)
+            (fingerprint, at, writer, pack, mark, None)
+            for fingerprint, mark, at in _ENTRY.iter_unpack(entries)
         )
 
     def read(self, writer: str, pack: str, content: bytes | None, now: float) -> None:
-        """Puts what a pack really holds in the place of what its index says: nothing where it
+        """Replaces what the index of a pack says by what the pack really holds: nothing if it
         raises Damaged."""
         self._db.execute("DELETE FROM answer WHERE writer = ? AND pack = ?", (writer, pack))
-        for one in list(unpacked(writer, pack, content, now)):
-            mark = endpoint_mark(one.provider, one.base_url)
-            self._put([(one.fingerprint, one.at, writer, pack, mark, json.dumps(one[1:]))])
+        for answer in list(unpacked(writer, pack, content, now)):
+            mark = endpoint_mark(answer.provider, answer.base_url)
+            body = json.dumps(answer[1:])
+            self._put([(answer.fingerprint, answer.at, writer, pack, mark, body)])
 
     def find(
         self, prints: Sequence[bytes], marks: Sequence[bytes], since: float = 0.0
@@ -238,11 +251,16 @@ class KnownAnswers:
         """Returns the answers to these fingerprints, of endpoints with these marks, from `since` on
         (seconds since 1970), the oldest first: fingerprint, time, writer, pack, and the answer if
         its pack was read."""
-        many, of = (",".join("?" * len(some)) for some in (prints, marks))
-        where = f"fingerprint IN ({many}) AND at >= ? AND mark IN ({of}) ORDER BY at, writer, pack"
-        statement = f"SELECT fingerprint, at, writer, pack, told FROM answer WHERE {where}"  # noqa: S608
-        found = self._db.execute(statement, (*prints, since, *marks))
-        return [(*one, told and PackedAnswer(one[0], *json.loads(told))) for *one, told in found]
+        any_print = ",".join("?" * len(prints))
+        any_mark = ",".join("?" * len(marks))
+        where = f"fingerprint IN ({any_print}) AND at >= ? AND mark IN ({any_mark})"
+        table = f"answer WHERE {where} ORDER BY at, writer, pack"
+        statement = f"SELECT fingerprint, at, writer, pack, told FROM {table}"  # noqa: S608 - of "?"
+        rows = self._db.execute(statement, (*prints, since, *marks))
+        return [
+            (fingerprint, at, writer, pack, body and PackedAnswer(fingerprint, *json.loads(body)))
+            for fingerprint, at, writer, pack, body in rows
+        ]
 
 
 # What a store gives, and what it takes.

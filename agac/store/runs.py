@@ -142,7 +142,7 @@ newest_run: Reads[[str, bytes, str], int | None] = reads("run_newest", int, firs
 superseded_by: Reads[[int], int | None] = reads("run_superseded_by", int, first)
 run_ids: Reads[[str | None], list[int]] = reads("run_lines", int)  # of a workflow, or all
 last_run_number: Reads[[], int] = reads("run_number_last", int, first)
-store_accepted: Reads[[str], bool] = reads("store_accepted", int, lambda found: found[0] > 0)
+store_accepted: Reads[[str], bool] = reads("store_accepted", int, lambda counts: counts[0] > 0)
 last_invocation: Reads[[str], LastInvocation | None] = reads(
     "invocation_last", LastInvocation, first
 )
@@ -156,7 +156,7 @@ notifications_left: Reads[[], OutboxLeft] = reads("notifications_left", OutboxLe
 WaitingMessages = tuple[str, str, int]
 waiting_messages: Reads[[], list[WaitingMessages]] = reads("notification_targets", WaitingMessages)
 # run, but one event
-lost_calls: Reads[[int, int], int] = reads("lost_calls", int, lambda found: found[0] or 0)
+lost_calls: Reads[[int, int], int] = reads("lost_calls", int, lambda counts: counts[0] or 0)
 
 
 async def waiting_for(database: Database, event: int) -> dict[str, str] | None:
@@ -172,10 +172,11 @@ async def waiting_for(database: Database, event: int) -> dict[str, str] | None:
 
 
 def row_counts(counts: Iterable[Count]) -> dict[str, int]:
-    """Rows by outcome; the `total` is all of them that stand in the input, `open` those without an
-    outcome."""
-    found = dict.fromkeys(("total", "done", "skipped", "failed", "dropped"), 0)
+    """Returns the number of rows by outcome; `total` are all rows of the input, `open` those
+    without an outcome."""
+    rows = dict.fromkeys(("total", "done", "skipped", "failed", "dropped"), 0)
     for count in counts:
         if count.stage == "":
-            found["total" if count.outcome == "present" else count.outcome] += count.tasks
-    return found | {"open": 2 * found["total"] - sum(found.values())}
+            rows["total" if count.outcome == "present" else count.outcome] += count.tasks
+    with_outcome = sum(rows.values()) - rows["total"]
+    return rows | {"open": rows["total"] - with_outcome}
