@@ -103,7 +103,7 @@ def _is_hidden(name: str, head: str, scope: StageScope) -> bool:
 
 
 def _column_fault(name: str, scope: StageScope) -> str | None:
-    """Returns what is wrong with a placeholder that is the name of a field as it stands."""
+    """Returns what is wrong with a placeholder that is the whole name of a field."""
     if name in scope.earlier:
         other = f"the result of stage {name!r}"
     elif name in (VARS, ROW_JSON):
@@ -237,7 +237,7 @@ def _no_such(
 ) -> str | None:
     """Returns the message for a name that is none of `names`, or None if it is one.
 
-    `usable` are those of `names` that the stage may use; None: all. `prefix` stands before a name
+    `usable` are those of `names` that the stage may use; None: all. `prefix` comes before a name
     in a placeholder."""
     offered = names if usable is None else usable
     if name in offered:

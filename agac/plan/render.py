@@ -57,15 +57,10 @@ class Prepared(NamedTuple):
 
 
 class RowView:
-    """One row as its stages see it: `results` is what its stages gave so far, by name, `forms` the
-    row's fields after each stage that changed them, and at first by None; whoever settles a stage
-    adds to them. A stage sees the results of the stages upstream of it, whichever others are
-    there. `own` are names that only this kind of row has; `agreement` the share of a stage's
-    replicas that agree, by its name, where they voted; `redone` the earlier answers of a stage
-    that people wanted to have given again, each with why.
+    """One row as its stages see it.
 
-    `unknown` are the stages whose answers are not there yet, and the names that hang on those, by
-    why the first of them has to be run: only `agac plan` has such."""
+    A stage sees the results of the stages upstream of it, whichever others exist. What settles a
+    stage adds its result."""
 
     __slots__ = (
         "_all",
@@ -82,18 +77,26 @@ class RowView:
     def __init__(
         self,
         data: dict[str, JSONValue],
-        given: dict[str, JSONValue],
+        variables: dict[str, JSONValue],
         sees_all: Collection[str] = (),
     ) -> None:
+        """`sees_all` are the stages to which every result and all fields are visible."""
         self.forms: dict[str | None, dict[str, JSONValue]] = {None: data}
+        """The row's fields after each stage that changed them, and at first by None."""
         self.results: dict[str, JSONValue] = {}
+        """The results of its stages so far, by name."""
         self.own: dict[str, JSONValue] = {}
+        """Names that only this kind of row has."""
         self.unknown: dict[str, str] = {}
+        """The stages whose answers do not exist yet, and the names that depend on those, by why
+        the first of them has to be run: only `agac plan` has such."""
         self.agreement: dict[str | None, float] = {}
+        """The share of a stage's replicas that agree, by its name, if they voted."""
         self.redone: dict[str, list[JSONValue]] = {}
-        self._vars = given
+        """The earlier answers of a stage that people wanted to have given again, each with why."""
+        self._vars = variables
         self._sees_all = sees_all
-        self._all = VisibleRow(data, self.results, given)
+        self._all = VisibleRow(data, self.results, variables)
 
     def child(self, further: Mapping[str, JSONValue], without: str | None = None) -> RowView:
         """Returns a row made of this one: it sees what this one does, has the `further` fields, and

@@ -1,4 +1,4 @@
-"""What a run keeps beside its definition, so that it can be resumed without the project's files.
+"""What a run keeps next to its definition, so that it can be resumed without the project's files.
 
 Batches come back after days. `run_settings` writes what a Plan holds beyond its definition as JSON;
 `restored_plan` makes the same Plan of both and of the providers of today. Prompts, schemas, models
@@ -75,7 +75,7 @@ type_hints = cache(get_type_hints)
 
 
 def run_settings(plan: Plan, root: Path) -> dict[str, Any]:
-    """Returns what is kept with a run beside its definition: JSON, without secrets. Paths are
+    """Returns what is kept with a run next to its definition: JSON, without secrets. Paths are
     relative to `root`."""
     settings = {
         "vars": snapshot(dict(plan.vars)),
