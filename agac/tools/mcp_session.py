@@ -73,7 +73,7 @@ class McpSession:
     def __init__(
         self, name: str, reached: ServerAddress, watch: Callable[[int], None], mode: Mode = "auto"
     ) -> None:
-        """`watch` is told of a process by its id, and of its end by the same number below 0.
+        """`watch` gets the id of a process that began, and of its end by the same number below 0.
         `mode`: whether the server is asked for its version of the protocol, or is known to have an
         older one, `legacy`."""
         self.calls = 0
@@ -230,7 +230,7 @@ class McpSession:
                 task_status.started()
                 async for _ in events:
                     self.changed = True
-            self.changed = True  # nobody tells of it any more
+            self.changed = True  # from now on a change would go unnoticed
             return
         task_status.started()
 

@@ -25,9 +25,9 @@ from agac.tools.json_values import Returned
 from agac.tools.threads import Threads
 
 # Not `ProcessPoolExecutor`: when a process dies, it fails every call and cannot say whose row it
-# was; it cannot end one call; and it imports the main script of whoever uses agac as a library.
-# Here a process runs `work_off` behind two pipes, in a session of its own: Ctrl-C does not reach
-# it, and where it is killed, so is what it started.
+# was; it cannot end one call; and it imports the main script of a program that uses agac as a
+# library. Here a process runs `work_off` behind two pipes, in a session of its own: Ctrl-C does not
+# reach it, and if it is killed, so is what it started.
 
 MAX_WAIT_S = 5.0  # seconds for an idle process to end by itself, as its `atexit` functions want
 # seconds for what an ended process wrote to arrive, where another process keeps its pipe open

@@ -1,4 +1,4 @@
-"""Functions as tools: what a model is told of them, by their type hints and docstrings; their
+"""Functions as tools: what a model is sent about them, by their type hints and docstrings; their
 calls."""
 
 from __future__ import annotations
