@@ -32,7 +32,7 @@ def read_as(kind: type[Record], value: object) -> Record:
 
 
 class _Part(NamedTuple):
-    """How one field of a record stands in JSON."""
+    """One field of a record, and its key in JSON."""
 
     name: str
     """The name of the field."""
@@ -47,7 +47,7 @@ class _Part(NamedTuple):
     """True if the field has no default."""
 
     inline: bool
-    """True if the keys of its record stand in the object itself."""
+    """True if the keys of its record are in the object itself."""
 
     optional: bool
     """True if an inline record may be None."""
