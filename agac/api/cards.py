@@ -21,7 +21,6 @@ from agac.plan.agent_tools import with_tools
 from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import Card, find_card, load_card, read_card
 from agac.spec.card_types import card_parts, most_calls
-from agac.spec.graph import graph
 from agac.spec.mcp_lock import (
     ServerLock,
     difference,
@@ -36,6 +35,7 @@ from agac.spec.paths import Refused, home_of, is_reference
 from agac.spec.project import Overrides
 from agac.spec.project_files import required_text
 from agac.spec.rule_models import RowBudgetFile
+from agac.spec.stage_order import ordered
 from agac.spec.stage_tools import card_servers
 from agac.spec.stages import StageBuilder
 from agac.spec.tools import McpServer
@@ -200,8 +200,8 @@ def _pattern_report(
     parts, problems = card_parts([written], document, opened.spec)
     if path.stem not in parts:
         return None
-    nodes, _ = graph([written], document, parts)
-    # a workflow has to limit a planner that has no limit of its own; a card alone need not
+    nodes, _ = ordered([written], document, parts)
+    # what bounds a planner without a limit of its own is the business of its workflow
     file = WorkflowFile.model_construct(stages=[written], row_budget=RowBudgetFile(turns=1))
     builder = StageBuilder(opened.spec, document, file, variables, Overrides(), problems, parts)
     built = [builder.stage(node, n) for n, node in enumerate(nodes)]

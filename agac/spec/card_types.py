@@ -16,7 +16,7 @@ from typing import Any, get_args
 from agac.core.errors import Problem, any_error
 from agac.spec import card_models as cards
 from agac.spec.agent_cards import find_card, member_file, missing_members, read_card
-from agac.spec.graph import ESCALATED, PARTS, StagePart
+from agac.spec.graph import ESCALATED, PARTS
 from agac.spec.models import StageFile, VoteFile
 from agac.spec.paths import is_reference
 from agac.spec.project import ProjectSpec
@@ -70,32 +70,42 @@ _OF_ONE = ("replicas", "vote", "escalate", "expect")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardPart(StagePart):
-    """One of the stages that a stage becomes. `card` is the file of the card that is asked; None:
-    the results `joined` are put together, each under its label. REQUEST stands in `prompt`, a
-    template, for the stage's own message. `when` has to hold beside the stage's. `gives`: its
-    answer may be the stage's result. `schema` is what the answer of a judge looks like, `system`
-    what stands below its instruction, `keys` are other keys of its stage. `choices`: the routers
-    that have to choose it, each with the agent that is chosen."""
+class StagePart:
+    """One of the stages that a stage of cards becomes: one has the stage's name, the others begin
+    with it."""
 
+    name: str
+    needs: tuple[str, ...] = ()
+    """Parts before it; without any it follows what the stage needs."""
+    amends: str | None = None
+    """The stage whose result this one's replaces, as in a StageNode."""
     card: Path | None = None
+    """The file of the card that is asked; None: the results `joined` are put together."""
     joined: tuple[tuple[str, str], ...] = ()
+    """The results that are put together: each one's label, and the part that gives it."""
     prompt: str = REQUEST
+    """A template; REQUEST in it is the message of the stage."""
     when: str | None = None
+    """A condition that has to hold besides the stage's."""
     gives: bool = True
+    """True if its answer may be the stage's result."""
     schema: Mapping[str, Any] | None = None
+    """What the answer of a judge looks like."""
     system: str = ""
+    """What follows the instruction of its card."""
     keys: Mapping[str, Any] = field(default_factory=dict)
+    """Other keys of its stage."""
     choices: tuple[tuple[str, str], ...] = ()
+    """The routers that have to choose it, each with the agent that is chosen."""
 
 
 def card_parts(
     stages: Sequence[StageFile], document: Document, project: ProjectSpec
-) -> tuple[dict[str, tuple[CardPart, ...]], list[Problem]]:
+) -> tuple[dict[str, tuple[StagePart, ...]], list[Problem]]:
     """By their names the stages whose cards are made of others, with what they become; without
     parts where something is wrong with the cards. A card of type agent is left to whoever reads
     it."""
-    found = dict[str, tuple[CardPart, ...]]()
+    found = dict[str, tuple[StagePart, ...]]()
     problems = list[Problem]()
     for index, stage in enumerate(stages):
         name = stage.agent if stage.enabled and not stage.operations else None
@@ -108,7 +118,7 @@ def card_parts(
         called = set[str]()
         for _ in range(2):  # so that no part has the name of an agent that another one calls
             expander = _Expander(project, {stage.name, stage.name + ESCALATED, *called})
-            parts = expander.expand(CardPart(name=stage.name, card=path))
+            parts = expander.expand(StagePart(name=stage.name, card=path))
             called = expander.called
         if not expander.kinds:
             continue
@@ -126,10 +136,10 @@ def becomes_stages(path: Path, project: ProjectSpec) -> str | None:
     return keys.type if type(keys) in _MADE else None
 
 
-def most_calls(parts: Sequence[CardPart], calls: Mapping[str, int], depth: int = 0) -> int:
+def most_calls(parts: Sequence[StagePart], calls: Mapping[str, int], depth: int = 0) -> int:
     """How many calls a row needs at most, with those of each part by its name: of each router's
     agents one is asked."""
-    routes: dict[str, dict[str, list[CardPart]]] = defaultdict(lambda: defaultdict(list))
+    routes: dict[str, dict[str, list[StagePart]]] = defaultdict(lambda: defaultdict(list))
     for part in (one for one in parts if len(one.choices) > depth):
         route, agent = part.choices[depth]
         routes[route][agent].append(part)
@@ -140,7 +150,7 @@ def most_calls(parts: Sequence[CardPart], calls: Mapping[str, int], depth: int =
     return sum(calls[part.name] for part in parts if len(part.choices) == depth) + sum(most)
 
 
-def _unfit(stage: StageFile, kind: str, parts: Sequence[CardPart]) -> list[tuple[str, str]]:
+def _unfit(stage: StageFile, kind: str, parts: Sequence[StagePart]) -> list[tuple[str, str]]:
     """The keys of a stage that do not go with its card of this type, each with what to do
     instead."""
     wrong = dict(_UNFIT)
@@ -176,7 +186,7 @@ class _Expander:
     open: tuple[Path, ...] = ()
     _document: Document = field(default_factory=lambda: Document("", None, []))
 
-    def expand(self, slot: CardPart) -> list[CardPart]:
+    def expand(self, slot: StagePart) -> list[StagePart]:
         """The parts that take the place of one; whatever follows needs the last of them."""
         assert slot.card is not None
         keys, document, below, problems = read_card(slot.card, self.project, None, trusted=False)
@@ -205,7 +215,7 @@ class _Expander:
         self.open, self._document = outer
         return parts
 
-    def _asked(self, slot: CardPart, name: str, *path: str | int) -> list[CardPart]:
+    def _asked(self, slot: StagePart, name: str, *path: str | int) -> list[StagePart]:
         """The parts of a slot that the member `name` fills, which the open card names at this
         path."""
         card, reason = member_file(name, self.open[-1], self.project)
@@ -227,7 +237,7 @@ class _Expander:
             return [slot]
         return self.expand(replace(slot, card=card))
 
-    def _inner(self, slot: CardPart, name: str, **keys: Any) -> CardPart:
+    def _inner(self, slot: StagePart, name: str, **keys: Any) -> StagePart:
         """A part below a slot whose answer is not that of the slot."""
         own = {
             "needs": slot.needs,
@@ -236,9 +246,9 @@ class _Expander:
             "gives": False,
             **keys,
         }
-        return CardPart(name=self._free(slot, name), **own)
+        return StagePart(name=self._free(slot, name), **own)
 
-    def _free(self, slot: CardPart, name: str) -> str:
+    def _free(self, slot: StagePart, name: str) -> str:
         """A name below that of a slot which no other part has, of letters, digits, `_` and `-`."""
         start = f"{slot.name}/{re.sub('[^A-Za-z0-9_-]+', '_', Path(name).stem)}"
         number = 1
@@ -249,8 +259,8 @@ class _Expander:
         self.names.add(free)
         return free
 
-    def chain(self, keys: cards.ChainFile, slot: CardPart) -> list[CardPart]:
-        found = list[CardPart]()
+    def chain(self, keys: cards.ChainFile, slot: StagePart) -> list[StagePart]:
+        found = list[StagePart]()
         said = list[tuple[str, str]]()
         for place, name in enumerate(keys.sequence):
             replies = "".join(f"\n\nReply of {one}:\n${{{part}}}" for one, part in said)
@@ -268,8 +278,8 @@ class _Expander:
             said.append((name, one.name))
         return found
 
-    def parallel(self, keys: cards.ParallelFile, slot: CardPart) -> list[CardPart]:
-        found = list[CardPart]()
+    def parallel(self, keys: cards.ParallelFile, slot: StagePart) -> list[StagePart]:
+        found = list[StagePart]()
         said = list[tuple[str, str]]()
         needs = list[str]()
         for place, name in enumerate(keys.fan_out):
@@ -292,7 +302,7 @@ class _Expander:
             *self._asked(replace(slot, prompt=prompt, needs=tuple(needs)), keys.fan_in, "fan_in"),
         ]
 
-    def router(self, keys: cards.RouterFile, slot: CardPart) -> list[CardPart]:
+    def router(self, keys: cards.RouterFile, slot: StagePart) -> list[StagePart]:
         if len(keys.agents) == 1:
             return self._asked(slot, keys.agents[0], "agents", 0)
         choice = {"agent": {"type": "string", "enum": keys.agents}, "reason": {"type": "string"}}
@@ -326,8 +336,8 @@ class _Expander:
         return [replace(route, system="\n".join([_ROUTE, "", *agents])), *found[1:]]
 
     def evaluator_optimizer(
-        self, keys: cards.EvaluatorOptimizerFile, slot: CardPart
-    ) -> list[CardPart]:
+        self, keys: cards.EvaluatorOptimizerFile, slot: StagePart
+    ) -> list[StagePart]:
         found = self._asked(slot, keys.generator, "generator")
         answer = f"${{{slot.name}}}"
         again = None
@@ -361,7 +371,7 @@ class _Expander:
             found += self._asked(refine, keys.generator, "generator")
         return found
 
-    def maker(self, keys: cards.MakerFile, slot: CardPart) -> list[CardPart]:
+    def maker(self, keys: cards.MakerFile, slot: StagePart) -> list[StagePart]:
         how = {"lead": keys.k, "match": keys.match_strategy, "max_length": keys.red_flag_max_length}
         vote = VoteFile(**{key: value for key, value in how.items() if value is not None})  # type: ignore[arg-type]
         asked = {**slot.keys, "replicas": keys.max_samples, "vote": vote}
@@ -376,7 +386,7 @@ class _Expander:
         return found
 
 
-_MADE: dict[type[cards.CardKeys], Callable[[_Expander, Any, CardPart], list[CardPart]]] = {
+_MADE: dict[type[cards.CardKeys], Callable[[_Expander, Any, StagePart], list[StagePart]]] = {
     cards.ChainFile: _Expander.chain,
     cards.ParallelFile: _Expander.parallel,
     cards.RouterFile: _Expander.router,

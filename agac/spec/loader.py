@@ -20,7 +20,6 @@ from agac.spec.data_specs import InputSpec, OutputSpec
 from agac.spec.default_models import DefaultsFile
 from agac.spec.file_model import FileModel
 from agac.spec.given_tools import GivenTools, in_python
-from agac.spec.graph import MAX_STAGES, graph
 from agac.spec.inputs import input_spec
 from agac.spec.model_errors import described, validate
 from agac.spec.models import StageFile, WorkflowFile
@@ -30,6 +29,7 @@ from agac.spec.project import Overrides, ProjectSpec
 from agac.spec.project_files import files_in
 from agac.spec.project_models import PathsFile, ProjectFile, ProviderSpec
 from agac.spec.stage_keys import run_rules
+from agac.spec.stage_order import MAX_STAGES, ordered
 from agac.spec.stage_tools import for_no_tool
 from agac.spec.stages import StageBuilder
 from agac.spec.workflow import Workflow, family
@@ -357,7 +357,7 @@ def _resolved(
     variables = {**file.vars, **overrides.vars}
     project, fetched = project.noting()
     parts, card_problems = card_parts(file.stages, document, project)
-    nodes, problems = graph(file.stages, document, parts)
+    nodes, problems = ordered(file.stages, document, parts)
     sound = not problems
     if _lost_names(file, document):
         problems = []  # what `needs` them cannot be judged

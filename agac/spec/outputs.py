@@ -222,7 +222,7 @@ def _with_results(
     while left:
         name = left.pop()
         if name in seen or name not in by_name:
-            continue  # a circle, or a stage that does not exist: `graph` says so
+            continue  # a circle, or a stage that does not exist: `stage_order` says so
         seen.add(name)
         node = by_name[name]
         stage = file.stages[node.index]

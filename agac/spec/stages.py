@@ -21,7 +21,7 @@ from agac.spec.agent_cards import (
 )
 from agac.spec.card_examples import stage_examples
 from agac.spec.card_models import NO_LIMIT
-from agac.spec.card_types import OF_ANSWERS, REQUEST, CardPart, becomes_stages
+from agac.spec.card_types import OF_ANSWERS, REQUEST, StagePart, becomes_stages
 from agac.spec.default_models import DefaultsFile
 from agac.spec.graph import PARTS, StageNode, stage_of
 from agac.spec.guards import Check, Guard, compile_guard
@@ -71,7 +71,7 @@ class StageBuilder:
     overrides: Overrides
     problems: list[Problem] = field(default_factory=list)
     """Everything that was wrong with the stages so far."""
-    parts: Mapping[str, Sequence[CardPart]] = field(default_factory=dict)
+    parts: Mapping[str, Sequence[StagePart]] = field(default_factory=dict)
     """The stages that a stage of cards becomes, by its name."""
     _answers: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The answers that the stages after a stage see, by its name."""
@@ -174,7 +174,7 @@ class StageBuilder:
                 yield agent.card.document.problem(("plan_iterations",), message)
 
     def _part(
-        self, part: CardPart, node: StageNode, order: int, answers: Sequence[str]
+        self, part: StagePart, node: StageNode, order: int, answers: Sequence[str]
     ) -> WrittenStage | None:
         """Builds one of the stages that a stage of cards becomes; its keys hold for all whose cards
         do not set them."""
@@ -206,7 +206,7 @@ class StageBuilder:
         values["guard"] = self._noted(compile_guard(when, where)) if when is not None else None
         return self._finished(node, order, file, path, values, before)
 
-    def _add_texts_of_part(self, part: CardPart, path: Path_, values: dict[str, Any]) -> None:
+    def _add_texts_of_part(self, part: StagePart, path: Path_, values: dict[str, Any]) -> None:
         """Puts what the part says around the prompt and the instructions of its card."""
         change = self.overrides.change
         is_changed = change is not None and change.stage == part.name and bool(change.prompt)
@@ -554,7 +554,7 @@ def _position(node: StageNode, order: int) -> dict[str, Any]:
     return {"index": order} | {name: getattr(node, name) for name in names}
 
 
-def _keys_of_part(part: CardPart, written: StageFile, card: Card | None) -> StageFile:
+def _keys_of_part(part: StagePart, written: StageFile, card: Card | None) -> StageFile:
     """The keys of a part: those of the stage `written` that its card does not set, and its own."""
     of_card = set[str]()
     if card:

@@ -18,9 +18,7 @@ from agac.api.project import open_project
 from agac.core.errors import SpecError
 from agac.core.keys import canonical, snapshot
 from agac.plan.render import RowView
-from agac.plan.restored_plan import restored_plan
-from agac.plan.run_settings import run_settings
-from agac.spec import graph
+from agac.spec import graph, stage_order
 from agac.spec.graph import StageNode
 from agac.spec.templates import SKIPPED
 
@@ -34,12 +32,12 @@ CHAIN = [
 
 def amending(monkeypatch: pytest.MonkeyPatch, **amends: str) -> None:
     """Makes these stages of the workflows that are read from now on amend others."""
-    made = graph._in_order
+    made = stage_order._in_order
 
     def in_order(*given: Any) -> list[StageNode]:
         return [replace(node, amends=amends.get(node.name)) for node in made(*given)]
 
-    monkeypatch.setattr(graph, "_in_order", in_order)
+    monkeypatch.setattr(stage_order, "_in_order", in_order)
 
 
 def answer(asked: dict[str, Any]) -> Step:

@@ -15,11 +15,11 @@ from agac.api.style import lint
 from agac.core import errors
 from agac.plan import renames
 from agac.plan.changes import changes_of
-from agac.spec import graph
+from agac.spec import stage_order
 from agac.spec.card_types import MOST_LEVELS
 from agac.spec.field_shapes import FieldShape
-from agac.spec.graph import MAX_CIRCLES, MAX_STAGES, MOST_REVIEWS
 from agac.spec.schema_checks import schema_faults
+from agac.spec.stage_order import MAX_CIRCLES, MAX_REVIEWS, MAX_STAGES
 from agac.spec.stages import MOST_AGENTS
 
 FIRST, STEP = 20, 20  # things, and how many more twice
@@ -183,7 +183,7 @@ def test_a_workflow_has_a_most_number_of_stages(tmp_path: Path) -> None:
 
 
 def test_stages_that_others_become_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "MAX_STAGES", 4)
+    monkeypatch.setattr(stage_order, "MAX_STAGES", 4)
     lines = [SHAPES["stronger models"](number) for number in (1, 2)]
     folder = project(tmp_path, lines)
     said = "with stage 's2' this has more than 4 stages, with those of cards and of `escalate`; "
@@ -198,7 +198,7 @@ def test_circles_of_stages_are_reported_up_to_a_number(tmp_path: Path) -> None:
 
 
 def test_reviews_of_reviews_end_before_what_they_see_is_listed(tmp_path: Path) -> None:
-    lines = [f"{{name: r{i}, review: {{edit: {f'r{i - 1}' if i else 's'}}}}}" for i in range(MOST_REVIEWS + 3)]
+    lines = [f"{{name: r{i}, review: {{edit: {f'r{i - 1}' if i else 's'}}}}}" for i in range(MAX_REVIEWS + 3)]
     said = "stage 'r10' is the last of more than 10 that review one another in a row; name the stage that gave it"
     assert any(said in one for one in problems_of(project(tmp_path, lines)))
 

@@ -6,15 +6,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.spec.graph import StageNode, graph
+from agac.spec.graph import StageNode
 from agac.spec.models import StageFile
+from agac.spec.stage_order import ordered
 from agac.spec.yaml import parse_yaml
 
 
 def graph_of(written: Iterable[dict[str, Any]]) -> tuple[list[StageFile], list[StageNode], list[str]]:
     """The stages, their graph, and what is wrong with it."""
     files = [StageFile(**one) for one in written]
-    nodes, problems = graph(files, parse_yaml("stages: []\n", "w.yml"))
+    nodes, problems = ordered(files, parse_yaml("stages: []\n", "w.yml"))
     return files, nodes, [problem.message for problem in problems]
 
 
