@@ -101,13 +101,13 @@ class ForecastDeriver:
             name for name in member.answers if name in view.unknown and name not in view.results
         ]
         text = member.text(view)
-        known = not row.guessed and view.unknown_of(member, member.answers) is None
+        known = not row.guessed and view.unknown_of(member.stage, member.answers) is None
         characters = (
             len(text)
             + sum(len(json.dumps(dummy_answer(self._by_name[name].shape))) for name in missing)
             + 1
         )
-        return text, characters, known and member.rows_of not in view.unknown
+        return text, characters, known and member.stage.rows_of not in view.unknown
 
     def items(self, maker: AnyStage, row: ForecastRow) -> Iterator[ForecastRow]:
         """The children that `explode` makes of a row; of one that fails, what they would be."""

@@ -46,43 +46,43 @@ class DerivationFailed(Exception):
         self.message = message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberView(Stage):
-    """How a stage that groups rows sees one of them: as a stage in its place that groups
-    nothing."""
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """How a stage that groups rows looks at one of them."""
 
+    stage: Stage
+    """What it sees of a member: a stage in its place that groups nothing."""
     answers: tuple[str, ...] = ()
-    """The stages whose results a member brings along. For a function these are all upstream, as it
-    gets them for a row too."""
+    """The stages whose results a member brings along: for a function all upstream, as for a row."""
 
     @staticmethod
     def of(stage: Stage, stages: Mapping[str, Stage]) -> MemberView:
-        """Makes the view that `stage` has of its members; `stages` are all of a plan's or a
-        definition's, by name."""
+        """Returns how `stage` looks at its members; `stages` are all of a plan or a definition, by
+        name."""
         needed = [stages[need] for need in stage.needs]
         ancestors, rows_of = seen_after(needed, stages, stage.name)
         answers = dict.fromkeys(name for name in ancestors if stages[name].gives_answer)
         if stage.asks:
             answers = _nearest_answers(needed, stages)
-        return MemberView(
+        seeing = Stage(
             name=stage.name,
             index=stage.index,
             needs=stage.needs,
             ancestors=ancestors,
             rows_of=rows_of,
             visibility=stage.visibility,
-            answers=tuple(answers),
             amended=amended_by(ancestors, stages),
         )
+        return MemberView(seeing, tuple(answers))
 
     def text(self, view: RowView) -> str:
-        """Returns the member as it is in `${rows_json}`: its fields and the results that it
-        brings, as JSON."""
-        limits = self.visibility
-        known = view.known(self)
+        """Returns a member as it is in `${rows_json}`: JSON of its fields and of the results that
+        it brings."""
+        limits = self.stage.visibility
+        known = view.known(self.stage)
         data = {
             name: value
-            for name, value in view.data(self).items()
+            for name, value in view.data(self.stage).items()
             if not (limits and limits.hides(name))
         }
         never = limits.never if limits else frozenset()
@@ -191,7 +191,8 @@ class RowDeriver:
         row; None: all is known."""
         if not view.unknown:
             return None
-        looks = self.members.get(maker.index, maker)
+        member = self.members.get(maker.index)
+        looks = maker if member is None else member.stage
         for path in _paths(maker):
             made = path[0] in (ITEM, INDEX)
             name = path[0] if made or path[0] in looks.ancestors else looks.rows_of
@@ -222,7 +223,7 @@ class RowDeriver:
         values = list[JSONValue]()
         assert stage.group is not None
         for path in stage.group.fields:
-            values.append(_value(stage, path, view, member))
+            values.append(_value(stage, path, view, member.stage))
             within = fields
             for key in path[:-1]:
                 deeper = within.setdefault(key, {})
@@ -278,7 +279,7 @@ def _value(
     stage: AnyStage,
     path: Sequence[str],
     view: RowView,
-    looks: AnyStage | MemberView,
+    looks: Stage,
     none: JSONValue = None,
 ) -> JSONValue:
     """Returns the value at a path for a row: a result upstream, or a field. `none` if the stage

@@ -153,15 +153,16 @@ class GroupContents:
         )
 
     async def of_parts(self, ids: Sequence[str]) -> list[str] | None:
-        """Returns the results of these parts as JSON, in their order; None if one has none."""
-        values = await store.part_values(self._db, self._run, self._member.index, ids)
+        """What these parts came to, in their order: JSON texts; None where one of them has no
+        result."""
+        values = await store.part_values(self._db, self._run, self._member.stage.index, ids)
         if len(values) == len(ids):
             return [values[part] for part in ids]
         return None
 
     async def waits(self, ids: Sequence[str]) -> bool:
-        """True if one of these parts has no end yet, since it waits for a batch."""
-        return await store.any_open_part(self._db, self._run, self._member.index, ids)
+        """Whether one of these parts has no end yet: it waits for a batch."""
+        return await store.any_open_part(self._db, self._run, self._member.stage.index, ids)
 
 
 def array(texts: Sequence[str]) -> str:
