@@ -29,7 +29,7 @@ from agac.plan.plan import Plan, Selection
 from agac.spec.paths import Unusable
 from agac.spec.project import StageChange
 from agac.spec.rules import Budget
-from agac.spec.templates import PlacedText, placed_file
+from agac.spec.text_files import PlacedText, placed_file
 from agac.store import runs
 from agac.store.db import Database, slices
 from agac.store.rows import StoredRow, export_rows, results_of_rows, rows_by_id

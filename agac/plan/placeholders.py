@@ -11,6 +11,7 @@ from agac.plan.field_paths import Doubt, is_asked_for, optional_part, problem_of
 from agac.plan.scopes import GROUP_NAMES, Named, StageScope
 from agac.spec import templates
 from agac.spec.field_shapes import SINGLE, TEXT, FieldShape
+from agac.spec.foreign_placeholders import foreign_placeholders
 from agac.spec.templates import ROW_JSON, ROWS_JSON, VARS, Template
 
 
@@ -55,7 +56,7 @@ def _foreign_placeholders(template: Template, path: str, scope: StageScope) -> l
     where = replace(stage.at("prompt"), path=path)
     any_field = scope.fields.open and stage.group is None
     known = Named(scope, scope.own_names)
-    return templates.foreign_placeholders(template, where, known, stage.syntax, any_field=any_field)
+    return foreign_placeholders(template, where, known, stage.syntax, any_field=any_field)
 
 
 def _certain_fault(name: str, scope: StageScope) -> str | None:

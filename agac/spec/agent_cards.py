@@ -45,9 +45,7 @@ from agac.spec.paths import (
 from agac.spec.project import ProjectSpec
 from agac.spec.project_files import files_in, read_text
 from agac.spec.schema_checks import schema_faults
-from agac.spec.templates import (
-    PlacedText,
-)
+from agac.spec.text_files import PlacedText
 from agac.spec.yaml import Document
 
 _YAML = (".yaml", ".yml")

@@ -13,12 +13,14 @@ from typing import Any
 from agac.core.errors import Path_, Problem, UsageError, Where, any_error
 from agac.core.types import JSONValue
 from agac.spec import paths
+from agac.spec.instructions import braced, fill
 from agac.spec.mcp_lock import lock_file, read_lock
 from agac.spec.model_errors import described
 from agac.spec.paths import UNTRUSTED, Refused, Unusable, home_of, inside, is_there
 from agac.spec.project import ProjectSpec
 from agac.spec.project_files import read_text
-from agac.spec.templates import PlacedText, braced, fill, literal_text
+from agac.spec.templates import literal_text
+from agac.spec.text_files import PlacedText
 from agac.spec.yaml import Document, Unresolved, expand, parse_yaml
 
 KEEP_A_COPY = "read the card, and keep a copy of it in the project"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
 from agac.spec.rules import Budget, RunMode
-from agac.spec.templates import PlacedText
+from agac.spec.text_files import PlacedText
 from agac.spec.tools import ToolsMode
 
 if TYPE_CHECKING:

@@ -12,10 +12,12 @@ from agac.core.types import JSONValue
 from agac.spec import templates
 from agac.spec.agent_cards import Card, find_card, load_card
 from agac.spec.card_types import ONLY_A_TOOL
+from agac.spec.instructions import fill
 from agac.spec.models import StageFile
 from agac.spec.paths import Refused, RemoteContent, Unusable, is_reference
 from agac.spec.project import Overrides, ProjectSpec
-from agac.spec.templates import PlacedText, Syntax, Template
+from agac.spec.templates import Syntax, Template
+from agac.spec.text_files import PlacedText, placed_file, template_file, text_or_file
 from agac.spec.yaml import Document
 
 T = TypeVar("T")
@@ -86,7 +88,7 @@ class StageTexts:
                 return templates.default_prompt(names, where)
             return templates.group_prompt(where)
         at = (*path, "template" if written.template is not None else "prompt")
-        read = templates.template_file if written.template else templates.text_or_file
+        read = template_file if written.template else text_or_file
         source = self.text(read, value, at, written.name)
         if source is None:
             return None
@@ -99,10 +101,10 @@ class StageTexts:
     def instructions(self, value: str, stage: str, path: Path_, syntax: Syntax) -> str | None:
         """Reads the instructions of a stage, with its variables filled in."""
         at = (*path, "instructions")
-        source = self.text(templates.text_or_file, value, at, stage)
+        source = self.text(text_or_file, value, at, stage)
         if source is None:
             return None
-        system = self._noted(templates.fill(source, self.variables, syntax=syntax))
+        system = self._noted(fill(source, self.variables, syntax=syntax))
         if system is not None and not system.strip():
             message = (
                 "is empty or only white space, once its variables are filled in; give "
@@ -136,7 +138,7 @@ class StageTexts:
                 what = "prompt" if at[-1] == "template" else str(at[-1])
                 remote = self._fetched(value, at, what, stage)
                 if remote:
-                    return templates.placed_file(remote.path, value, where, None)
+                    return placed_file(remote.path, value, where, None)
                 return None
             if value in self._files:
                 return self._files[value]

@@ -18,6 +18,8 @@ from agac.api.project import open_project
 from agac.core.errors import SpecError
 from agac.core.keys import canonical, snapshot
 from agac.plan.render import RowView
+from agac.plan.restored_plan import restored_plan
+from agac.plan.run_settings import run_settings
 from agac.spec import graph, stage_order
 from agac.spec.graph import StageNode
 from agac.spec.templates import SKIPPED
