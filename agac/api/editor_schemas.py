@@ -20,6 +20,7 @@ from agac.core.errors import UsageError
 from agac.core.state_files import make_folder
 from agac.core.types import Report
 from agac.data.files import explained, write_whole
+from agac.spec.card_checks import CAMEL_CASE
 from agac.spec.card_models import CARD_MODELS
 from agac.spec.file_model import FileModel
 from agac.spec.models import WorkflowFile
@@ -27,7 +28,6 @@ from agac.spec.paths import YAML_SUFFIXES
 from agac.spec.project_models import ProjectFile
 from agac.spec.test_files import FOLDER as TESTS
 from agac.spec.test_files import WorkflowTestFile
-from agac.spec.validation import CAMEL_CASE
 
 FOLDER = Path(".agac") / "schemas"
 """Where a project keeps them: agac makes them, so they are next to its database and not in git."""

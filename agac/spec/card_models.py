@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from agac.core.errors import did_you_mean
+from agac.spec import card_checks
 from agac.spec import validation as check
+from agac.spec.card_checks import CAMEL_CASE, CARD_HINTS
 from agac.spec.file_model import FileModel, NonEmpty, Paths, key
 from agac.spec.project_models import TARGET, ApiKey, Headers, ServerName, Target
 from agac.spec.tools import MAX_TURNS, StructuredTools
-from agac.spec.validation import CAMEL_CASE, CARD_HINTS
 
 
 class RequestParamsFile(FileModel):
@@ -49,7 +50,7 @@ class RequestParamsFile(FileModel):
         default="auto",
     )
     tool_result_mode: Annotated[
-        Literal["postprocess", "passthrough"], BeforeValidator(check.result_mode)
+        Literal["postprocess", "passthrough"], BeforeValidator(card_checks.result_mode)
     ] = key(
         (
             "With a tool's result the model goes on (`postprocess`), or it is the row's "
@@ -75,10 +76,10 @@ class McpConnectFile(FileModel):
     headers: Headers = key("Headers for its URL; secrets as `${VARIABLE}`.", default={})
     access_token: ApiKey | None = key("Sent as `Authorization: Bearer`; as `${VARIABLE}`.")
     auth: dict[str, Any] | None = key("Nobody can log in while rows run: `{oauth: false}`.")
-    management: Annotated[Literal["client"], BeforeValidator(check.managed_here)] = key(
+    management: Annotated[Literal["client"], BeforeValidator(card_checks.managed_here)] = key(
         "By agac.", default="client"
     )
-    connector_id: Annotated[NonEmpty, AfterValidator(check.no_connector)] | None = key(
+    connector_id: Annotated[NonEmpty, AfterValidator(card_checks.no_connector)] | None = key(
         "Not supported."
     )
     defer_loading: bool = key("Without effect.", default=False)
@@ -162,7 +163,7 @@ class AskingKeys(CardKeys):
     """The same of one that asks a model itself."""
 
     model: NonEmpty | None = key("Model as `provider/model?key=value`.")
-    request_params: Annotated[RequestParamsFile, BeforeValidator(check.camel_case)] = key(
+    request_params: Annotated[RequestParamsFile, BeforeValidator(card_checks.camel_case)] = key(
         "Sampling and service parameters, and bounds of its conversations.",
         default=RequestParamsFile(),
     )
@@ -177,7 +178,7 @@ class TalkingKeys(AskingKeys):
     save_trajectory: bool = key(
         "Without effect; agac keeps every turn in its store.", default=False
     )
-    human_input: Annotated[bool, AfterValidator(check.nobody_there)] = key(
+    human_input: Annotated[bool, AfterValidator(card_checks.nobody_there)] = key(
         "Must be false.", default=False
     )
 
@@ -203,11 +204,11 @@ class CardFile(ServedKeys):
     type: Annotated[Literal["agent"], _ANY_CASE] = key("Kind of the card.", default="agent")
     function_tools: Annotated[
         list[FunctionToolFile],
-        BeforeValidator(check.entrypoints, json_schema_input_type=_WrittenFunctions),
+        BeforeValidator(card_checks.entrypoints, json_schema_input_type=_WrittenFunctions),
     ] = key("Functions that the model may call, as `file.py:function`.", default=[])
     mcp_connect: Annotated[
         dict[ServerName, McpConnectFile],
-        BeforeValidator(check.named_servers, json_schema_input_type=_WrittenServers),
+        BeforeValidator(card_checks.named_servers, json_schema_input_type=_WrittenServers),
     ] = key("MCP servers of its own, by name.", default={})
     agents: list[NonEmpty] = key("Other cards that the model may call as tools.", default=[])
     max_parallel: int | None = key("The most calls of each of its agents at a time.", gt=0)
@@ -227,22 +228,24 @@ class CardFile(ServedKeys):
         _HISTORY, default="none"
     )
     history_merge_target: Literal["none", "child", "orchestrator"] = key(_HISTORY, default="none")
-    shell: Annotated[bool, AfterValidator(check.no_shell)] = key("Must be false.", default=False)
+    shell: Annotated[bool, AfterValidator(card_checks.no_shell)] = key(
+        "Must be false.", default=False
+    )
     cwd: NonEmpty | None = key("Without effect: no model is given a shell.")
-    tool_hooks: Annotated[dict[str, Any], AfterValidator(check.no_hooks)] = key(
+    tool_hooks: Annotated[dict[str, Any], AfterValidator(card_checks.no_hooks)] = key(
         "Not supported.", default={}
     )
-    lifecycle_hooks: Annotated[dict[str, Any], AfterValidator(check.no_hooks)] = key(
+    lifecycle_hooks: Annotated[dict[str, Any], AfterValidator(card_checks.no_hooks)] = key(
         "Not supported.", default={}
     )
     commands: dict[str, Any] = key("Without effect: nobody types in a run.", default={})
     max_display_instances: int = key("Without effect: it is for a display.", default=20, gt=0)
     trim_tool_history: bool = key("Without effect: prefixes would not be the same.", default=False)
-    subagents: Annotated[bool, AfterValidator(check.no_subagents)] = key(
+    subagents: Annotated[bool, AfterValidator(card_checks.no_subagents)] = key(
         "Must be false.", default=False
     )
     subagent_model: NonEmpty | None = key("Without effect: each agent's card says its own model.")
-    harness_tools: Annotated[bool, AfterValidator(check.no_harness)] = key(
+    harness_tools: Annotated[bool, AfterValidator(card_checks.no_harness)] = key(
         "Must be false.", default=False
     )
 
@@ -250,8 +253,8 @@ class CardFile(ServedKeys):
 # Cards that are made of other cards.
 
 _Members = Annotated[list[NonEmpty], Field(min_length=1)]
-_OtherMembers = Annotated[_Members, AfterValidator(check.no_agent_twice)]
-_NoMessages = Annotated[Paths, AfterValidator(check.no_messages)]
+_OtherMembers = Annotated[_Members, AfterValidator(card_checks.no_agent_twice)]
+_NoMessages = Annotated[Paths, AfterValidator(card_checks.no_messages)]
 
 
 class ChainFile(CardKeys):
@@ -338,7 +341,7 @@ class IterativePlannerFile(AskingKeys):
         description="Kind of the card."
     )
     agents: _OtherMembers = Field(description="iterative_planner: the cards that it may ask.")
-    plan_iterations: Annotated[int, AfterValidator(check.turns_or_none)] = key(
+    plan_iterations: Annotated[int, AfterValidator(card_checks.turns_or_none)] = key(
         "iterative_planner: how many turns it has at most; -1: no limit of its own.", default=-1
     )
 

@@ -1,11 +1,9 @@
 """Checks of single values in files, used by the models: they return the value, or raise with a
-whole sentence."""
+whole sentence. Those of AgentCards are in `card_checks`."""
 
 from __future__ import annotations
 
 import json
-import math
-import operator
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -17,76 +15,6 @@ from pydantic_core import PydanticCustomError
 from agac.core.errors import did_you_mean
 from agac.core.redact import KEY, KEY_SHAPE, KEY_STARTS, SECRET_START, TOKEN_SHAPE
 from agac.core.types import DayTime, first_repeated
-
-# What AgentCards may hold elsewhere and agac does not do yet, so that a card is refused by the name
-# of its field.
-
-FIELDS_LATER = frozenset(
-    {
-        "url",
-        "transport",
-        "streaming",
-        "polling",
-        "accepted_output_modes",
-        "headers",
-        "auth",
-        "relative_card_path",
-        "request_timeout_seconds",
-    }
-)
-
-PARAMS_NEVER = frozenset(
-    {
-        "messages",
-        "tools",
-        "tool_choice",
-        "task",
-        "template_vars",
-        "mcp_metadata",
-        "tool_execution_handler",
-        "batch_context",
-        "response_format",
-    }
-)
-
-_TWO_WORDS = (
-    "max_tokens",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "stop_sequences",
-    "service_tier",
-    "max_iterations",
-    "parallel_tool_calls",
-    "structured_tool_policy",
-    "tool_result_mode",
-    "streaming_timeout",
-    "structured_schema",
-)
-CAMEL_CASE = {re.sub("_(.)", lambda found: found[1].upper(), name): name for name in _TWO_WORDS}
-"""Other spellings of request parameters, as `maxTokens`."""
-
-_LATER = "`{}` is not supported yet; remove it from the card, or use another card for this stage"
-_PARAMS = ("temperature", *CAMEL_CASE.values())
-CARD_HINTS = {
-    "": {
-        **{field: _LATER.format(field) for field in FIELDS_LATER},
-        **{field: f"unknown key; did you mean `request_params.{field}`?" for field in _PARAMS},
-    },
-    "request_params": {
-        **dict.fromkeys(PARAMS_NEVER, "belongs to a program, not to a card; remove it"),
-        # a camelCase key is only unknown beside its other spelling
-        **{
-            camel: f"{camel} and {key} are two spellings of one key; keep one"
-            for camel, key in CAMEL_CASE.items()
-        },
-        "model": "unknown key; the card's own `model` says which model runs",
-    },
-}
-"""Sentences for unknown keys of a card, by the path of their mapping."""
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
 _LETTERS = "use letters, digits, _ and -, and start with a letter"
@@ -142,8 +70,8 @@ API_KEY_FORM = {"pattern": f"^(?!{KEY_STARTS})(?!{KEY}$)", "patternErrorMessage"
 
 
 def refused(message: str) -> PydanticCustomError:
-    """An error whose message is shown as it is. The braces keep pydantic from formatting the
-    sentence."""
+    """Returns an error whose message is shown as it is. The braces keep pydantic from formatting
+    the sentence."""
     return PydanticCustomError("sentence", "{sentence}", {"sentence": message})
 
 
@@ -152,16 +80,15 @@ NULL_REFUSED = "null"  # the type of the error for a null where the key may be l
 
 
 def no_value(*, optional: bool) -> PydanticCustomError:
-    """The error for None in the place of a value, of a key that is `optional` or has to be
-    there."""
+    """Returns the error for a key without a value; an `optional` key may be left out."""
     if optional:
         return PydanticCustomError(NULL_REFUSED, NO_VALUE)
     return refused(NO_VALUE)
 
 
-def _must(holds: Callable[[Any], object], message: str) -> Callable[[Any], Any]:
-    """A check that a value holds; else it is refused with the message, in which it stands for
-    `{!r}`."""
+def must(holds: Callable[[Any], object], message: str) -> Callable[[Any], Any]:
+    """Makes a check that returns a value that holds, and refuses another with this message, in
+    which the value replaces `{!r}`."""
 
     def check(value: Any) -> Any:
         if not holds(value):
@@ -171,30 +98,30 @@ def _must(holds: Callable[[Any], object], message: str) -> Callable[[Any], Any]:
     return check
 
 
-one_variable = _must(_VARIABLE.fullmatch, "is a secret; write ${{MY_KEY}} and put it in .env")
-key_variable = _must(  # files with jobs are shared, and options are stored
+one_variable = must(_VARIABLE.fullmatch, "is a secret; write ${{MY_KEY}} and put it in .env")
+key_variable = must(  # files with jobs are shared, and options are stored
     re.compile(r"\$\{\w+\}").fullmatch,
     "is written as the name of a variable, such as ${{API_KEY}}, and never as the key itself",
 )
 _named = re.compile(rf"{_NAME}\Z").match
-_readable_name = _must(_named, f"{{!r}} is no stage name; {_LETTERS} or _")
-var_name = _must(_named, f"{{!r}} is no name for a variable; {_LETTERS} or _")
+_readable_name = must(_named, f"{{!r}} is no stage name; {_LETTERS} or _")
+var_name = must(_named, f"{{!r}} is no name for a variable; {_LETTERS} or _")
 
-provider_name = _must(
+provider_name = must(
     re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z").match, f"{{!r}} is no provider name; {_LETTERS}"
 )
 """No dot and no slash: both end the provider in a model string."""
 
 # a token of RFC 9110
-header_name = _must(re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z").match, "{!r} is no header name")
+header_name = must(re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z").match, "{!r} is no header name")
 
-field_name = _must(
+field_name = must(
     lambda name: name == name.strip() and not set(name) & set(".{}\n"),
     "{!r} cannot be read as a field of a result; use letters, digits and _",
 )
 """A name that `${stage.name}` can be read with."""
 
-field_path = _must(
+field_path = must(
     lambda path: (
         "${" not in path and all(part and part == part.strip() for part in path.split("."))
     ),
@@ -202,88 +129,46 @@ field_path = _must(
 )
 """A way to a field: `topic`, `classify.topic`."""
 
-endpoint_prefix = _must(
+endpoint_prefix = must(
     lambda value: not value or (value.startswith("/") and not value.endswith("/")),
     "{!r} is no start of a path; write it as /v1, or as '' for none",
 )
 """Empty, or a path to which another is added."""
 
-dialect = _must(
+dialect = must(
     lambda value: value not in ("gemini", "mistral"),
     "dialect {!r} is not supported yet; openai-chat, openai-responses and anthropic are",
 )
 _SYSTEM_ROLE = "{!r}: what the system message says stands in instructions"
-message_role = _must(lambda value: value not in ("system", "developer"), _SYSTEM_ROLE)
-nobody_there = _must(
-    operator.not_, "`human_input: true` is not supported: a run cannot ask a person; remove it"
-)
-no_shell = _must(
-    operator.not_,
-    (
-        "`shell: true` is not supported: no model is given a shell; name what it may do as "
-        "function_tools"
-    ),
-)
-no_subagents = _must(
-    operator.not_,
-    (
-        "`subagents: true` is not supported; write a card for each agent that it may call, and "
-        "name them as agents"
-    ),
-)
-no_harness = _must(
-    operator.not_, "`harness_tools: true` is not supported: a model does not run agac; remove it"
-)
-no_hooks = _must(
-    operator.not_, "hooks are not supported; what they do can stand in a tool, or in a python stage"
-)
-no_agent_twice = _must(
-    lambda names: len({*names}) == len(names), "{} names an agent twice; name each once"
-)
-no_messages = _must(
-    operator.not_, "messages are for cards that ask a model themselves; name them there"
-)
-turns_or_none = _must(
-    lambda turns: turns == -1 or turns >= 1, "must be at least 1, or -1 for no limit, not {}"
-)
-no_connector = _must(
-    operator.not_, "{!r}: connectors at the provider are not supported; name the server's target"
-)
-managed_here = _must(
-    lambda value: value != "provider",
-    "`management: {}` is not supported: agac connects to servers itself; remove it",
-)
-result_mode = _must(
-    lambda value: value != "selectable",
-    "{!r} is not supported: nobody selects in a run; write postprocess, or passthrough",
-)
-writer_name = _must(
+message_role = must(lambda value: value not in ("system", "developer"), _SYSTEM_ROLE)
+writer_name = must(
     re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z").match,
     "{!r} is no name of a writer; write letters, digits, . _ -",
 )
-server_name = _must(
+server_name = must(
     re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}\Z").match, f"{{!r}} is no name of a server; {_LETTERS}"
 )
 """Short, as it may stand before the names of its tools."""
 
 
 def stage_name(name: str) -> str:
-    """Letters, digits, `_` and `-`, so that `${name.field}` can be read."""
+    """Accepts letters, digits, `_` and `-`, so that `${name.field}` can be read."""
     if name in RESERVED_NAMES:
         raise refused(f"{name!r} has a meaning of its own in templates; choose another name")
     return str(_readable_name(name))
 
 
 def no_repeats(names: list[str]) -> list[str]:
-    """Each field once."""
-    twice = first_repeated(names)
-    if twice is not None:
-        raise refused(f"names the field {twice!r} twice; name it once")
-    lengths = {len(name) for name in names}  # the first part of each field
-    parts = dict[str, str]()
+    """Accepts fields of which none is named twice, or is a part of another."""
+    repeated = first_repeated(names)
+    if repeated is not None:
+        raise refused(f"names the field {repeated!r} twice; name it once")
+    lengths = {len(name) for name in names}  # other beginnings are no names
+    parts = dict[str, str]()  # the first field that begins with it
     for name in names:
-        for end in (at for at, sign in enumerate(name) if sign == "." and at in lengths):
-            parts.setdefault(name[:end], name)
+        for end, sign in enumerate(name):
+            if sign == "." and end in lengths:
+                parts.setdefault(name[:end], name)
     whole = next((name for name in names if name in parts), None)
     if whole is not None:
         raise refused(f"{parts[whole]!r} is a part of {whole!r}; name one of them")
@@ -291,7 +176,7 @@ def no_repeats(names: list[str]) -> list[str]:
 
 
 def csv_delimiter(sign: str) -> str:
-    r"""What stands between two cells: one character, or `\t` as a shell hands it over."""
+    r"""Accepts one character, or `\t` as a shell passes it on."""
     sign = "\t" if sign == "\\t" else sign
     if len(sign) != 1 or sign in '"\r\n\0' or sign.isalnum():
         raise refused(f'{sign!r} is no delimiter; give one character, as ";" or "\\t"')
@@ -299,7 +184,7 @@ def csv_delimiter(sign: str) -> str:
 
 
 def text_encoding(name: str) -> str:
-    """A way to write text that Python knows."""
+    """Accepts an encoding that Python knows."""
     try:
         b"\xff".decode(name, "replace")  # names of Python that are for no files are refused as well
     except (LookupError, ValueError):
@@ -311,7 +196,7 @@ def text_encoding(name: str) -> str:
 
 
 def field_way(name: str) -> str:
-    """A field of a result, or with dots one inside of others."""
+    """Accepts a field of a result, or with dots one inside of others."""
     for part in name.split("."):
         field_name(part)
         if not part:
@@ -322,7 +207,7 @@ def field_way(name: str) -> str:
 
 
 def base_url(value: str) -> str:
-    """`http://…` or `https://…`, or a variable; without credentials."""
+    """Accepts `http://…` or `https://…`, or a variable; without credentials."""
     if value.startswith("${"):
         return value
     if not value.startswith(("http://", "https://")):
@@ -335,14 +220,14 @@ def base_url(value: str) -> str:
 
 
 def web_address(value: str) -> str:
-    """An address to which messages go: many of them hold a secret, which stands in no file."""
+    """Accepts an address for messages. Many of them hold a secret, which no file may have."""
     if any(map(TOKEN_SHAPE.match, re.split("[/?&=]", _without_variables(base_url(value))))):
         raise refused(_LITERAL_KEY)
     return value
 
 
 def mcp_target(value: str) -> str:
-    """A URL, or a command in one line; without credentials."""
+    """Accepts a URL, or a command in one line; without credentials."""
     if "://" in next(iter(value.split()), ""):
         return base_url(value)
     _without_variables(value)
@@ -356,35 +241,32 @@ def mcp_target(value: str) -> str:
 
 
 def ray_address(value: str) -> str:
-    """Where a Ray cluster is."""
+    """Accepts the address of a Ray cluster."""
     if value != "auto" and not re.fullmatch(r"ray://[^\s/]+:\d+", value):
         raise refused(f"{value!r} is no cluster; write auto, or ray://host:10001")
     return value
 
 
 def api_key(value: str) -> str:
-    """Keys stand in the environment or in .env, never in a file that is committed. The value is
-    never repeated."""
+    """Refuses a literal key: keys are in the environment or in .env, never in a file that is
+    committed. The value is never repeated."""
     if KEY_SHAPE.match(_without_variables(value)):
         raise refused(_LITERAL_KEY)
     return value
 
 
 def header_value(value: str) -> str:
-    """A single line; keys in it as `${VAR}`. Looser than `api_key`: most header values are no
-    secrets."""
+    """Accepts a single line, with keys as `${VAR}`. Looser than `api_key`: most header values are
+    no secrets."""
     words = _without_variables(value).split()
-    if words and (
-        (words[0].lower() in ("bearer", "basic") and len(words) > 1)
-        or any(map(TOKEN_SHAPE.match, words))
-    ):
+    is_credential = len(words) > 1 and words[0].lower() in ("bearer", "basic")
+    if is_credential or any(map(TOKEN_SHAPE.match, words)):
         raise refused(_LITERAL_KEY)
     return value
 
 
 def _without_variables(value: str) -> str:
-    """What is left of a text without its `${VAR}`; refuses what is wrong whatever the text is
-    for."""
+    """Returns a text without its `${VAR}`; refuses what is wrong whatever the text is for."""
     if "\n" in value or "\r" in value:
         raise refused("must be a single line")
     rest = _VARIABLE.sub("", value)
@@ -398,8 +280,8 @@ def _without_variables(value: str) -> str:
 def _or_short(
     kind: type, short: Any, whole: Callable[[Any], Any], expected: str
 ) -> Callable[[Any], Any]:
-    """A check that makes the `whole` of its `short` form; what is neither is refused with what was
-    `expected`."""
+    """Makes a check that turns the `short` form of a value into the `whole`; the message for other
+    values says what was `expected`."""
 
     def check(value: Any) -> Any:
         if isinstance(value, kind) or value is None:
@@ -412,16 +294,18 @@ def _or_short(
 
 
 def _list_of(expected: str) -> Callable[[Any], Any]:
-    return _or_short(list, str, lambda one: [one], expected)
+    """Makes a check that turns a single text into a list of it."""
+    return _or_short(list, str, lambda text: [text], expected)
 
 
 def _mapping_with(key: str, short: Any, expected: str) -> Callable[[Any], Any]:
+    """Makes a check that turns a single value into a mapping with it."""
     return _or_short(dict, short, lambda value: {key: value}, expected)
 
 
 one_or_many = _list_of("the name of a stage")
 kinds = _list_of("a kind of message, or a list of them")
-targets = _or_short(list, dict, lambda one: [one], "a mapping, or a list of them")
+targets = _or_short(list, dict, lambda target: [target], "a mapping, or a list of them")
 field_or_fields = _list_of("FIELD or STAGE.FIELD, or a list of them")
 paths = _list_of("a path, or a list of paths")
 model_or_chain = _list_of("provider/model, or a list of them")
@@ -436,11 +320,11 @@ seconds_or_parts = _mapping_with("total", int | float, _TIMES)
 
 
 def named_tools(value: Any) -> Any:
-    """A list of tools as a mapping in which none of them has keys."""
+    """Turns a list of tools into a mapping in which none of them has keys."""
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
-        twice = first_repeated(value)
-        if twice is not None:
-            raise refused(f"names {twice!r} twice; name it once")
+        repeated = first_repeated(value)
+        if repeated is not None:
+            raise refused(f"names {repeated!r} twice; name it once")
         return {name: {} for name in value}
     if isinstance(value, dict) or value is None:
         return value
@@ -448,15 +332,15 @@ def named_tools(value: Any) -> Any:
 
 
 def conditions(value: Any) -> Any:
-    """A mapping of conditions to messages as the list that it is short for."""
+    """Turns a mapping of conditions to messages into the list that it is short for."""
     if isinstance(value, dict):
-        return [{"check": text, "message": said} for text, said in value.items()]
+        return [{"check": text, "message": message} for text, message in value.items()]
     return value
 
 
 def formats(value: Any) -> Any:
-    """One format is a list of one, and each counts once. What is no format of a file gets a
-    sentence of its own."""
+    """Turns one format into a list, in which each counts once. What is no format of a file has a
+    message of its own."""
     formats = value if isinstance(value, list) else [value]
     for name in formats:
         if name in ("json", "jsonl", "ndjson"):
@@ -472,48 +356,9 @@ def formats(value: Any) -> Any:
     return formats
 
 
-def entrypoints(value: Any) -> Any:
-    """One function, or several, each as a text or a mapping."""
-    several = value if isinstance(value, list) else [value]
-    return [{"entrypoint": one} if isinstance(one, str) else one for one in several]
-
-
-def named_servers(value: Any) -> Any:
-    """A list of servers as a mapping, by their names or what their targets end with."""
-    if not isinstance(value, list):
-        return value
-    found: dict[Any, Any] = {}
-    for one in value:
-        if not isinstance(one, dict):
-            raise refused("expected a mapping with target for each server")
-        target = str(one.get("target") or one.get("connector_id") or "server")
-        name = one.get("name") or re.sub(
-            "[^A-Za-z0-9_-]+", "-", urlsplit(target).hostname or target.split("/")[-1]
-        )
-        if name in found:
-            raise refused(f"two servers are called {name!r}; give each its own name")
-        found[name] = one
-    return found
-
-
-def camel_case(value: Any) -> Any:
-    """Reads the camelCase that cards may use (`extra` refuses both at once); `streaming_timeout:
-    null` is none."""
-    if not isinstance(value, dict):
-        return value
-    value = {
-        key: math.inf if key == "streaming_timeout" and one is None else one
-        for key, one in value.items()
-    }
-    return {
-        key if (snake := CAMEL_CASE.get(key)) is None or snake in value else snake: v
-        for key, v in value.items()
-    }
-
-
 def split_chain(data: Any) -> Any:
-    """`model: [a, b, c]` in a mapping as `model: a` and `fallback: [b, c]`. Anything else is
-    judged elsewhere."""
+    """Turns `model: [a, b, c]` in a mapping into `model: a` and `fallback: [b, c]`. Anything
+    else is judged elsewhere."""
     if not isinstance(data, dict) or not isinstance(data.get("model"), list):
         return data
     first, *others = data["model"] or [None]
@@ -532,8 +377,8 @@ def split_chain(data: Any) -> Any:
 def _amount(
     kind: type[float], form: str, units: Mapping[str, int], expected: str, wrong: str
 ) -> Callable[[Any], Any]:
-    """A check that gives a number of this kind: of a number, or of a text of this form, which ends
-    with a unit."""
+    """Makes a check that turns a number, or a text of this form, which ends with a unit, into a
+    number of this kind."""
 
     def check(value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, (str, int, kind)):
@@ -565,19 +410,18 @@ size = _amount(
 
 
 def share(value: Any) -> float:
-    """A part of rows: a percentage as text, or a number between 0 and 1."""
-    if isinstance(value, str):
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value)
-    else:
-        found = None
-    part = float(found[1]) / 100 if found else value
-    if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= 1:
+    """Reads a share of rows: a percentage as text, or a number between 0 and 1."""
+    part = value
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value)):
+        part = float(match[1]) / 100
+    is_number = isinstance(part, int | float) and not isinstance(part, bool)
+    if not is_number or not 0 <= part <= 1:
         raise refused(f"{value!r} is no share of rows; write it as 2% or 0.02")
     return float(part)
 
 
 def deadline(value: Any) -> float | DayTime:
-    """A time as `duration` reads it, or a time of day."""
+    """Reads a time as `duration` does, or a time of day."""
     if isinstance(value, str) and (match := _DAY_TIME.match(value)):
         return DayTime(int(match[1]), int(match[2]))
     try:
@@ -592,8 +436,8 @@ def deadline(value: Any) -> float | DayTime:
 
 
 def schema_form(value: Any) -> Any:
-    """A path, `python:…`, a mapping, or in Python a class; which of them is decided where it is
-    resolved."""
+    """Accepts a path, `python:…`, a mapping, or in Python a class; which of them it is turns out
+    later."""
     if isinstance(value, bool) or not isinstance(value, (str, dict, type)):
         raise refused("expected a file, a JSON Schema, {field: type, …} or python:module.Class")
     if not value:
@@ -602,13 +446,10 @@ def schema_form(value: Any) -> Any:
 
 
 def message_content(value: Any) -> Any:
-    """Text, or a result as JSON. A mapping is sent as it stands, so a placeholder in it would be
-    read by nobody."""
-    if (
-        not isinstance(value, (str, dict, list))
-        or not value
-        or (isinstance(value, str) and not value.strip())
-    ):
+    """Accepts a text, or a result as JSON. A mapping is sent as it is: no placeholder in it would
+    be replaced."""
+    is_blank = not value or (isinstance(value, str) and not value.strip())
+    if is_blank or not isinstance(value, (str, dict, list)):
         raise refused("expected text, or a result as a mapping or a list, and not empty")
     if not isinstance(value, str) and "${" in json.dumps(value, ensure_ascii=False):
         raise refused("holds a placeholder, which is filled in text only; write the JSON as text")

@@ -148,15 +148,9 @@ def test_a_protocol_says_what_its_members_promise() -> None:
             assert undocumented(name, [node, *promised]) == []
 
 
-STILL_LONG = {
-    "spec/workflow.py",
-}
-"""Modules that are to be split by subject. None may be added."""
-
-
 def test_modules_stay_readable() -> None:
     assert [name for name, (text, tree) in modules().items() if text.strip() and not ast.get_docstring(tree)] == []
-    assert {name for name, (text, _) in modules().items() if len(text.split("\n")) > 700} <= STILL_LONG
+    assert [name for name, (text, _) in modules().items() if len(text.split("\n")) > 601] == []
 
 
 def imported() -> dict[str, set[str]]:

@@ -16,7 +16,7 @@ from agac.spec.model_errors import known_keys, validate
 from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.project_models import ProjectFile
 from agac.spec.stage_keys import SAME, merged, set_keys, value_of
-from agac.spec.workflow import Stage
+from agac.spec.workflow import Stage, StageSettings
 from agac.spec.yaml import Document, parse_yaml
 
 
@@ -138,7 +138,7 @@ RESOLVED = {
 
 
 def test_every_other_key_of_a_stage_is_a_field_of_a_stage_with_the_same_default() -> None:
-    held = {one.name: one.default for one in fields(Stage)}
+    held = {one.name: one.default for one in (*fields(Stage), *fields(StageSettings))}
     assert StageFile.model_fields.keys() - held.keys() == RESOLVED
     for name in sorted(SAME):
         assert name == "name" or value_of(StageFile.model_fields[name].get_default()) == held[name], name

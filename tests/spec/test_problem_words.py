@@ -13,7 +13,7 @@ import pytest
 import yaml
 from support.tree import Tree
 
-from agac.spec.validation import FIELDS_LATER, PARAMS_NEVER
+from agac.spec.card_checks import FIELDS_LATER, PARAMS_NEVER
 from agac.spec.yaml import LOADER, parse_yaml
 
 HEAD = "input: {path: data/reviews.csv}\n"
