@@ -30,21 +30,7 @@ from agac.spec.card_models import CARD_MODELS, CardFile, FunctionToolFile, McpCo
 from agac.spec.data_models import InputFile, OutputFile
 from agac.spec.default_models import BatchFile, DefaultsFile, RetriesFile, TimeoutFile
 from agac.spec.file_model import FileModel
-from agac.spec.models import (
-    CheckFile,
-    EscalateFile,
-    LabelFile,
-    MessageFile,
-    RedoFile,
-    ReduceFile,
-    ReviewFile,
-    RuntimeFile,
-    StageFile,
-    ToolFile,
-    VisibleFile,
-    VoteFile,
-    WorkflowFile,
-)
+from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.project_models import (
     BatchApiFile,
     CiFile,
@@ -59,6 +45,19 @@ from agac.spec.project_models import (
     RemoteContentFile,
 )
 from agac.spec.rule_models import BudgetFile, ConfirmFile, NotifyFile, RowBudgetFile, RunRulesFile, TelemetryFile
+from agac.spec.stage_models import (
+    CheckFile,
+    EscalateFile,
+    LabelFile,
+    MessageFile,
+    RedoFile,
+    ReduceFile,
+    ReviewFile,
+    RuntimeFile,
+    ToolFile,
+    VisibleFile,
+    VoteFile,
+)
 from agac.spec.test_files import AskedCallFile, ExpectFile, ReplyFile, WorkflowTestFile
 from agac.store.db import migrations, split_script
 from agac.store.query import views

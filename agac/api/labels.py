@@ -19,7 +19,7 @@ from agac.engine.output.run_summary import share
 from agac.plan.plan import Selection
 from agac.plan.stage import PlannedStage
 from agac.spec.graph import giving
-from agac.spec.models import LabelFile
+from agac.spec.stage_models import LabelFile
 from agac.spec.workflow import Workflow, WrittenStage
 from agac.store.db import Database, slices
 from agac.store.history import agreements, stage_took

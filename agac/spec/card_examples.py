@@ -18,8 +18,8 @@ from agac.spec.project_files import read_text
 from agac.spec.templates import Syntax, Template, compile_template, literal_text, sound_template
 
 if TYPE_CHECKING:
-    from agac.spec.models import MessageFile
     from agac.spec.project import ProjectSpec
+    from agac.spec.stage_models import MessageFile
     from agac.spec.yaml import Document
 
 Speaker = Literal["user", "assistant"]

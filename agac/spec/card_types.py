@@ -17,9 +17,10 @@ from agac.core.errors import Problem, any_error
 from agac.spec import card_models as cards
 from agac.spec.agent_cards import find_card, member_file, missing_members, read_card
 from agac.spec.graph import ESCALATED, PARTS
-from agac.spec.models import StageFile, VoteFile
+from agac.spec.models import StageFile
 from agac.spec.paths import is_reference
 from agac.spec.project import ProjectSpec
+from agac.spec.stage_models import VoteFile
 from agac.spec.templates import literal_text
 from agac.spec.yaml import Document
 

@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from agac.spec import validation as check
 from agac.spec.default_models import DefaultsFile
 from agac.spec.file_model import Duration, FileModel, NonEmpty, Size, key
-from agac.spec.models import ToolFile
 from agac.spec.rule_models import RunRulesFile
+from agac.spec.stage_models import ToolFile
 from agac.spec.tools import ToolScope
 
 ApiKey = Annotated[

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from agac.core.errors import Path_, Where
-from agac.spec import default_models, models, rules, workflow
+from agac.spec import default_models, rules, stage_models, workflow
 from agac.spec.default_models import DefaultsFile
 from agac.spec.file_model import FileModel
 from agac.spec.models import StageFile
@@ -30,7 +30,7 @@ _VALUE_TYPES: dict[type[FileModel], type] = {
     default_models.TimeoutFile: rules.Timeout,
     default_models.BatchFile: rules.BatchRules,
     default_models.RetriesFile: rules.RetryRules,
-    models.VoteFile: Vote,
+    stage_models.VoteFile: Vote,
 }
 """The types that mappings of files have in a Stage: the same keys, without how they were written.
 """

@@ -9,7 +9,7 @@ from typing import Any
 from agac.core.errors import Path_, Problem, did_you_mean
 from agac.spec.graph import StageNode
 from agac.spec.guards import compile_guard
-from agac.spec.models import RedoFile, ReviewFile, StageFile
+from agac.spec.models import StageFile
 from agac.spec.operations import (
     Dedupe,
     Filter,
@@ -22,6 +22,7 @@ from agac.spec.operations import (
     ways,
 )
 from agac.spec.python_code import parse_reference
+from agac.spec.stage_models import RedoFile, ReviewFile
 from agac.spec.yaml import Document
 
 

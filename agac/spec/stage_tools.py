@@ -16,11 +16,12 @@ from agac.core.text import plain
 from agac.spec.agent_cards import Card, Skill
 from agac.spec.card_models import CardFile, CardKeys, RequestParamsFile, ServedKeys
 from agac.spec.mcp_lock import lock_file, locked_tools, read_lock, told_otherwise
-from agac.spec.models import RuntimeFile, StageFile
+from agac.spec.models import StageFile
 from agac.spec.paths import Refused, home_of, inside
 from agac.spec.project import Overrides, ProjectSpec
 from agac.spec.project_files import files_hash
 from agac.spec.python_code import FORM, parse_reference
+from agac.spec.stage_models import RuntimeFile
 from agac.spec.tool_schemas import safe_name
 from agac.spec.tool_stubs import read_stubs, recorded_calls, stub_fault, stub_file
 from agac.spec.tools import (

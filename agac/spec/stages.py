@@ -25,7 +25,7 @@ from agac.spec.card_types import OF_ANSWERS, REQUEST, StagePart, becomes_stages
 from agac.spec.default_models import DefaultsFile
 from agac.spec.graph import PARTS, StageNode, stage_of
 from agac.spec.guards import Check, Guard, compile_guard
-from agac.spec.models import EscalateFile, StageFile, WorkflowFile
+from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.operations import Join
 from agac.spec.output_schema import field_problems, load_schema
 from agac.spec.project import Overrides, ProjectSpec
@@ -40,6 +40,7 @@ from agac.spec.stage_keys import (
     with_defaults,
     with_settings,
 )
+from agac.spec.stage_models import EscalateFile
 from agac.spec.stage_operations import group_of, operation_of
 from agac.spec.stage_texts import StageTexts
 from agac.spec.stage_tools import ToolReader

@@ -38,7 +38,7 @@ from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, Runtime, ToolSetting
 
 if TYPE_CHECKING:
     from agac.spec.agent_cards import Card
-    from agac.spec.models import LabelFile
+    from agac.spec.stage_models import LabelFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +52,21 @@ class JsonSchema:
 
 @dataclass(frozen=True, slots=True)
 class PythonSchema:
-    """A pydantic model of the project, imported only when the workflow runs. `name` is what
-    providers are told; `source` (16 bytes) stands for the text of its module and of those of the
-    project that it imports."""
+    """A pydantic model of the project, imported only when the workflow runs."""
 
     module: str
     cls: str
     name: str
+    """The name that providers are given."""
     source: bytes = b""
+    """A hash (16 bytes) of its module and of those of the project that it imports."""
 
 
 SchemaSpec = JsonSchema | PythonSchema
 
 
 def shape_of_ends(ends: Sequence[Stage]) -> dict[str, Any] | None:
-    """The JSON Schema of a row's result, made of those of the stages `ends`, by name; None:
+    """Returns the JSON Schema of a row's result, made of those of the stages `ends`; None if it is
     unknown, or plain text."""
     if len(ends) == 1:
         return ends[0].shape
@@ -75,26 +75,27 @@ def shape_of_ends(ends: Sequence[Stage]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """Which of a row's fields a stage may send: `only` those (None: all), and `never` these,
-    results included."""
+    """Which of a row's fields a stage may send."""
 
     only: frozenset[str] | None
+    """The fields that it may send; None: all."""
     never: frozenset[str]
+    """The fields and results that it may not send."""
 
     @staticmethod
     def of(only: Iterable[str] | None, never: Iterable[str] | None) -> Visibility:
-        """What these lists say, as files and stored definitions have them."""
+        """Returns the visibility that these lists mean, in files and in stored definitions."""
         return Visibility(None if only is None else frozenset(only), frozenset(never or ()))
 
     def body(self) -> dict[str, JSONValue]:
-        """The same as a definition stores it."""
+        """Returns what a definition stores."""
         return {
             "only": None if self.only is None else sorted(self.only),
             "never": sorted(self.never),
         }
 
     def hides(self, name: str) -> bool:
-        """Whether a field of the row may not be sent."""
+        """True if a field of the row may not be sent."""
         return name in self.never or (self.only is not None and name not in self.only)
 
 
@@ -161,14 +162,14 @@ DEFAULT_SETTINGS = StageSettings()  # the settings of a stage that sets none
 
 
 def _write_needs(needs: tuple[str, ...]) -> str | list[str] | None:
-    """As it was written before a stage could need several: a name, or nothing."""
+    """Writes a single need as a name, as it was before a stage could need several."""
     if len(needs) < 2:
         return needs[0] if needs else None
     return list(needs)
 
 
 def read_needs(needs: list[str] | str | None) -> tuple[str, ...]:
-    """The stages that one of a stored definition needs: None, one name, or several."""
+    """Reads the needs of a stage of a stored definition: None, one name, or several."""
     if isinstance(needs, list):
         return tuple(needs)
     if needs:
@@ -180,6 +181,22 @@ def _stored_text(text: str) -> Template:
     return sound_template(text, STORED)
 
 
+def _write_examples(examples: Iterable[Example]) -> list[dict[str, str]]:
+    return [{"role": example.role, "content": example.content.text} for example in examples]
+
+
+def _read_examples(body: Iterable[Mapping[str, Any]]) -> tuple[Example, ...]:
+    return tuple(Example(message["role"], _stored_text(message["content"]), "") for message in body)
+
+
+def _write_schema(schema: Schema | None) -> dict[str, Any] | None:
+    return {"name": schema.name, "body": schema.body} if schema else None
+
+
+def _read_schema(body: Mapping[str, Any] | None) -> Schema | None:
+    return Schema(**body) if body else None
+
+
 _body = methodcaller("body")
 _text = attrgetter("text")
 
@@ -187,19 +204,8 @@ _text = attrgetter("text")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage(StageNode):
     """One step of a workflow with every default resolved, whoever looks at it: the checks of its
-    files, a run, or a command that reads what a run stored.
-
-    With an `operation` it asks no model, and what says how one is asked is not used. `examples`
-    stand between `system` and `prompt`; `schema` is None for plain text, and where files do not
-    tell it. `repair` is how often a reply of the wrong form is asked again; `max_age` is in
-    seconds. It is asked `replicas` times, or fewer as `vote` says, by which one of the answers is
-    taken; None: all are, as a list. `explode` is the way to the list of whose items it makes rows,
-    by its parts; `group` how it makes groups; `on_empty` what happens when no row has a result of
-    it. `run_mode` is that of its first model; `batch` says how its batches are made.
-    `warm_prefix`: its first call goes alone where a cache profits. With an `agent_spec` its tasks
-    are conversations with tools, which are run as `tooling` says; with a `runtime` a program runs
-    each as an agent. `children` are the agents that it may call, as stages to which no row walks:
-    each is called `stage/card`, and its prompt sees the arguments of a call as a row."""
+    files, a run, or a command that reads what a run stored. A stage with an `operation` asks no
+    model; its fields about requests are not used."""
 
     name: str = decides("name", MISSING, always="all")
     needs: tuple[str, ...] = decides(
@@ -208,43 +214,46 @@ class Stage(StageNode):
     amends: str | None = decides("amends")
     operation: Operation | None = decides("operation", write=_body, read=read_operation)
     system: str | None = decides("system", always="asks")
+    """The system message."""
     prompt: Template = decides("prompt", NO_TEXT, always="asks", write=_text, read=_stored_text)
     examples: tuple[Example, ...] = decides(
-        "messages",
-        (),
-        write=lambda examples: [
-            {"role": one.role, "content": one.content.text} for one in examples
-        ],
-        read=lambda body: tuple(
-            Example(one["role"], _stored_text(one["content"]), "") for one in body
-        ),
+        "messages", (), write=_write_examples, read=_read_examples
     )
-    schema: Schema | None = decides(
-        "schema",
-        always="asks",
-        write=lambda schema: schema and {"name": schema.name, "body": schema.body},
-        read=lambda body: body and Schema(**body),
-    )
+    """The messages between `system` and `prompt`."""
+    schema: Schema | None = decides("schema", always="asks", write=_write_schema, read=_read_schema)
+    """What its results look like; None: plain text, or what files alone do not tell."""
     output_field: str | None = decides("output_field")
+    """The field of the result that holds the text of a plain reply."""
     reply: ReplyForm = decides("reply", "text")
+    """What a reply without a schema is."""
     visibility: Visibility | None = decides(
         "visible", write=_body, read=lambda body: Visibility.of(**body)
     )
     reuse: ReusePolicy = decides("reuse", "content")
-    # of a stored one the text alone: whoever tests it compiles it
     guard: Guard | None = decides("when", write=_text, read=lambda text: Guard(text, (), STORED))
+    """Its condition. That of a stored stage is a text alone: whoever tests it compiles it."""
     checks: tuple[Check, ...] = decides("checks", (), write=Check.bodies, read=Check.of)
+    """The conditions that each result has to meet."""
     otherwise: Otherwise = decides("otherwise", "skip", beside="guard")
+    """What happens to a row for which the guard is false."""
     replicas: int = decides("replicas", 1)
+    """How often it is asked, or at most with a `vote`."""
     vote: Vote | None = decides("vote", write=_body, read=Vote.of)
+    """How one of the replicas' answers is chosen; None: the result is a list of all."""
     explode: tuple[str, ...] | None = decides(
         "explode", write=".".join, read=lambda way: tuple(way.split("."))
     )
+    """The way, by its parts, to the list whose items it makes rows of."""
     group: Group | None = decides("", write=_body, read=Group.of)
+    """How it makes groups."""
     agent_spec: AgentSpec | None = decides("agent", write=_body, read=AgentSpec.of)
+    """The tools of its model: with it, tasks are conversations."""
     runtime: Runtime | None = decides("runtime", write=_body, read=Runtime.of)
+    """The program that runs each task as an agent of its own."""
     settings: StageSettings = DEFAULT_SETTINGS
     children: tuple[Stage, ...] = ()
+    """The agents that it may call, each called `stage/card`. No row walks to them: the prompt sees
+    the arguments of a call as a row."""
 
     def __post_init__(self) -> None:
         does = self.operation.key if self.operation else None
@@ -253,18 +262,18 @@ class Stage(StageNode):
 
     @property
     def asks(self) -> bool:
-        """Whether it asks a model."""
+        """True if it asks a model."""
         return self.operation is None
 
     @property
     def gives_answer(self) -> bool:
-        """Whether its result is an answer, and not what the row is from there on."""
+        """True if its result is an answer, and not what the row is from there on."""
         return self.operation is None or self.operation.gives_answer
 
     @property
     def most_turns(self) -> int:
-        """Calls of a model for an answer at most, those of `repair` apart: `max_turns`, one that
-        may call no tools, and one for the answer's form where that may take one more."""
+        """The most calls of a model for an answer, without those of `repair`: `max_turns`, one that
+        may call no tools, and one for the answer's form if that may take one more."""
         if self.runtime is not None:
             return self.settings.tooling.max_turns + 1
         if self.agent_spec is None:
@@ -273,48 +282,45 @@ class Stage(StageNode):
 
     @property
     def may_ask_form_apart(self) -> bool:
-        """Whether a conversation may take a call more, for the form of its answer. Its models may
-        say no."""
-        spec = self.agent_spec
-        return self.schema is not None and spec is not None and spec.structured in ("auto", "defer")
+        """True if a conversation may take one more call, for the form of its answer. Its models may
+        not need it."""
+        if self.schema is None or self.agent_spec is None:
+            return False
+        return self.agent_spec.structured in ("auto", "defer")
 
     @property
     def defers_form(self) -> bool:
-        """Whether an agent is told the form of its answer in a turn of its own, after it has
+        """True if an agent is told the form of its answer in a turn of its own, after it has
         answered."""
-        spec = self.agent_spec
-        return (
-            self.schema is not None
-            and spec is not None
-            and spec.structured == "defer"
-            and bool(spec.tools)
-        )
+        if self.schema is None or self.agent_spec is None:
+            return False
+        return self.agent_spec.structured == "defer" and bool(self.agent_spec.tools)
 
     @property
     def wants_json(self) -> bool:
-        """Whether its replies have to be JSON."""
+        """True if its replies have to be JSON."""
         return self.schema is not None or self.reply == "json"
 
     @property
     def is_kept(self) -> bool:
-        """Whether its results are stored; others are made again for nothing whenever they are
-        wanted."""
+        """True if its results are stored; others cost nothing to make again."""
         return self.operation is None or self.operation.is_kept
 
     @property
     def may_drop(self) -> bool:
-        """Whether rows can leave here."""
+        """True if rows can leave here."""
         guarded = self.guard is not None and self.otherwise == "drop"
         return guarded or (self.operation is not None and self.operation.may_drop)
 
     @property
     def shape(self) -> dict[str, Any] | None:
         """The JSON Schema of its results as far as it is known, `{}` when nothing is; None: plain
-        text. Of replicas that do not vote it is a list of all answers."""
+        text. The result of replicas that do not vote is a list of all answers."""
         answer = self.answer_shape
         if self.replicas == 1 or self.vote is not None:
             return answer
-        answer = {"type": "string"} if answer is None else answer
+        if answer is None:
+            answer = {"type": "string"}
         homes = ("$defs", "definitions")  # references begin at the root
         shared: dict[str, Any] = {key: answer[key] for key in homes if key in answer}
         return {
@@ -327,7 +333,7 @@ class Stage(StageNode):
 
     @property
     def answer_shape(self) -> dict[str, Any] | None:
-        """The same of one answer, where it is asked several times."""
+        """The JSON Schema of one answer, as in `shape`."""
         if isinstance(self.operation, Join):
             return None
         if self.operation is not None or self.reply == "json":
@@ -339,48 +345,51 @@ class Stage(StageNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenStage(Stage):
-    """A stage as its files have it, for checks and for choosing its model. `model` and `fallback`,
-    the models asked after it, and `backend` are strings; `params` holds, for each level, the
-    fields of `Params` that it sets, weakest level first. `where` says where each key stands that
-    the stage uses, wherever it was given (`model` may point into a card); `""` is the stage
-    itself. `path` is the stage's place in its file (`stages[1]`). `levels` has who said each key
-    that several may say (one of `batch` as `batch.deadline`). `named_tools` are its tools."""
+    """A stage as its files have it, for checks and for choosing its model."""
 
     where: Mapping[str, Where]
+    """The place of each key that the stage uses, wherever it is written: that of `model` may be in
+    a card. The key `""` is the stage itself."""
     path: str = ""
+    """The place of the stage in its file, as `stages[1]`."""
     model: str | None = None
+    """The string that names its model."""
     backend: str | None = None
+    """The string that says where its model is."""
     params: Mapping[Level, Mapping[str, Any]] = field(default_factory=dict)
+    """The fields of `Params` that each level sets, weakest level first."""
     timeout: Timeout | None = None
     fallback: tuple[str, ...] = ()
+    """The models that are asked after the first one."""
     output_schema: SchemaSpec | None = None
     levels: Mapping[str, Level] = field(default_factory=dict)
+    """The level that set each key, as `batch.deadline` for one of `batch`."""
     children: tuple[WrittenStage, ...] = ()
     named_tools: tuple[NamedTool, ...] = ()
+    """The tools that its model may call."""
     card: Card | None = None
     idle_timeout: float | None = None
     expect: LabelFile | None = None
     syntax: Syntax | None = None
-    """How the stage or a level below says that its texts mark what is replaced; None: none of them
-    says it."""
+    """The syntax of its placeholders, if the stage or a weaker level sets it."""
 
     @property
     def answer_shape(self) -> dict[str, Any] | None:
-        """The JSON Schema of one answer; `{}` where only a class of the project tells it."""
+        """The JSON Schema of one answer; `{}` if only a class of the project tells it."""
         if isinstance(self.output_schema, PythonSchema):
             return {}
         return super(WrittenStage, self).answer_shape
 
     @property
     def asks_all_alike(self) -> bool:
-        """True if a model is asked, and the prompt and its examples name nothing but variables:
-        for each row the same text is sent."""
-        texts = (self.prompt, *(one.content for one in self.examples))
+        """True if a model is asked, and the prompt and its examples name nothing but variables: the
+        same text is sent for each row."""
+        texts = (self.prompt, *(example.content for example in self.examples))
         names = (placeholder.name for text in texts for placeholder in text.placeholders)
         return self.operation is None and all(name.partition(".")[0] == VARS for name in names)
 
     def at(self, key: str) -> Where:
-        """The place of `key`, or of the stage when the key is written nowhere."""
+        """Returns the place of `key`, or of the stage if the key is written nowhere."""
         return self.where.get(key) or self.where[""]
 
 
@@ -389,7 +398,7 @@ AnyAgent = TypeVar("AnyAgent", bound=Stage)
 
 
 def family(stage: AnyAgent) -> Iterator[AnyAgent]:
-    """A stage, the agents that it may call, those that they may, and so on."""
+    """Yields a stage, the agents that it may call, those that they may call, and so on."""
     yield stage
     for child in stage.children:
         yield from family(cast("AnyAgent", child))
@@ -397,23 +406,25 @@ def family(stage: AnyAgent) -> Iterator[AnyAgent]:
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """One workflow file with everything that it names. `stages` are in the order in which a row
-    walks through them; `disabled` names those that are not enabled. `whole`: none is missing
-    because of a problem. `remote` was fetched. `labels` are columns of the input that its rows do
-    not have."""
+    """One workflow file with everything that it names."""
 
     name: str
     file: str
     description: str | None
     input: InputSpec
     stages: tuple[WrittenStage, ...]
+    """The stages in the order in which a row walks through them."""
     vars: Mapping[str, JSONValue]
     output: OutputSpec
     rules: RunRules = DEFAULT_RUN_RULES
     disabled: tuple[str, ...] = ()
+    """The names of the stages that are not enabled."""
     whole: bool = True
+    """True if no stage is missing because of a problem."""
     remote: tuple[RemoteContent, ...] = ()
+    """What was fetched from other machines."""
     labels: tuple[str, ...] = ()
+    """Columns of the input that its rows do not have."""
 
     @property
     def asking(self) -> tuple[WrittenStage, ...]:
@@ -423,10 +434,10 @@ class Workflow:
     @property
     def calling(self) -> tuple[WrittenStage, ...]:
         """The stages that ask a model, each with the agents that it may call."""
-        return tuple(one for stage in self.asking for one in family(stage))
+        return tuple(agent for stage in self.asking for agent in family(stage))
 
     @property
     def ends(self) -> tuple[WrittenStage, ...]:
-        """The stages whose results are a row's result: one alone, of several an object by their
+        """The stages whose results are a row's result; that of several is an object by their
         names."""
         return tuple(stage for stage in self.stages if stage.name in self.output.stages)
