@@ -1,11 +1,11 @@
-"""AgentCards: YAML front matter and an instruction below it, or one YAML mapping; skills; examples
-before a prompt. Type `agent` works; what a card asks for beyond that is refused by naming the
-field, or has no effect and is said."""
+"""AgentCards: YAML front matter and an instruction below it, or one YAML mapping. Type `agent`
+works; what a card asks for beyond that is refused by the name of its field, or has no effect and is
+reported."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -36,48 +36,39 @@ from agac.spec.card_texts import (
 from agac.spec.model_errors import validate
 from agac.spec.paths import (
     OutsideProject,
-    Refused,
     RemoteContent,
     Unusable,
     home_of,
-    inside,
 )
 from agac.spec.project import ProjectSpec
 from agac.spec.project_files import files_in, read_text
 from agac.spec.schema_checks import schema_faults
+from agac.spec.skills import Skill, read_skills, unnamed_skills, with_skills
 from agac.spec.text_files import PlacedText
 from agac.spec.yaml import Document
 
 _YAML = (".yaml", ".yml")
 SUFFIXES = (".md", ".markdown", *_YAML)
-DEFAULT_SKILLS = (".fast-agent/skills", ".agents/skills", ".claude/skills")
 _BRINGS = ("function_tools", "servers", "agents", "skills")
-
-
-class Skill(NamedTuple):
-    """A folder with a SKILL.md."""
-
-    name: str
-    description: str
-    folder: str
-    """Its path relative to the project."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """An AgentCard as a stage uses it. `instruction` is filled: without placeholders. `keys` are
-    its front matter, which stands in `document`, of a planner (`kind`) those of the agent that it
-    is; `where`: where those stand that stages give too. `path` is its place, of a remote one that
-    of a copy."""
+    """An AgentCard as a stage uses it."""
 
     name: str
     file: str
+    """The path that users are shown."""
     instruction: str | None
+    """The instruction, without placeholders."""
     params: Mapping[str, Any]
     messages: tuple[Example, ...]
     where: Mapping[str, Where]
+    """The places of the keys that stages have too."""
     keys: CardFile
+    """Its front matter; that of a planner (`kind`) as the agent that it is."""
     path: Path
+    """Its file; of a remote card the place of a copy."""
     document: Document
     skills: tuple[Skill, ...] = ()
     remote: bool = False
@@ -85,17 +76,17 @@ class Card:
 
 
 def card_names(project: ProjectSpec) -> list[str]:
-    """The names under which the agentcards folder's files are found, sorted."""
+    """Returns the names by which the files of the agentcards folder are found, sorted."""
     folder = project.paths.agentcards
-    found = files_in(folder, home_of(project.root))
+    files = files_in(folder, home_of(project.root))
     return sorted(
-        {file.stem for file in found if file.suffix in SUFFIXES and file.name != "SKILL.md"}
+        {file.stem for file in files if file.suffix in SUFFIXES and file.name != "SKILL.md"}
     )
 
 
 def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
-    """The file of the card called `name` (or at that path), or None and a sentence why there is
-    none."""
+    """Finds the file of the card called `name` (or at that path), or None and a sentence why there
+    is none."""
     return project.once((find_card, name), lambda: _found_card(name, project))
 
 
@@ -103,36 +94,36 @@ def _found_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
     if paths.is_reference(name):
         return None, f"{name} is elsewhere; {KEEP_A_COPY}, and name that"
     try:
-        found = paths.files_called(name, home_of(project.root), project.paths.agentcards, SUFFIXES)
+        files = paths.files_called(name, home_of(project.root), project.paths.agentcards, SUFFIXES)
     except OutsideProject as error:
         return None, str(error)
-    if not found:
+    if not files:
         folder = project.shown(project.paths.agentcards)
         names = project.once(card_names, lambda: card_names(project))
         return None, f"no agent {name!r}; {did_you_mean(name, names, f'agents in {folder}/')}"
-    if found[0].name == "SKILL.md":
+    if files[0].name == "SKILL.md":
         return None, "SKILL.md describes a skill, not an agent"
-    return found[0], ""
+    return files[0], ""
 
 
 def member_file(name: str, card: Path, project: ProjectSpec) -> tuple[Path | None, str]:
-    """The file of the card that `card` calls `name`: beside it, by its file's name or its own, or
-    as `find_card`."""
+    """Finds the file of the card that `card` calls `name`: in the same folder, by its file's name
+    or its own, or else as `find_card`."""
     folder = card.parent
     by_file, by_own_name = project.once((member_file, folder), lambda: _members_in(folder, project))
     if name in by_file:
         return by_file[name], ""
-    found = by_own_name().get(name)
-    if found is not None:
-        return (found, "")
+    file = by_own_name().get(name)
+    if file is not None:
+        return file, ""
     return find_card(name, project)
 
 
 def _members_in(
     folder: Path, project: ProjectSpec
 ) -> tuple[dict[str, Path], Callable[[], dict[str, Path]]]:
-    """The cards of a folder by the names of their files, and by the names that stand in them, for
-    which all are read; of several with one name the first."""
+    """Returns the cards of a folder by the names of their files, and a function that reads them
+    all and gives them by the names in them. The first of several with one name counts."""
     files = files_in(folder, home_of(project.root))
     cards = [path for path in files if path.suffix in SUFFIXES and path.name != "SKILL.md"]
 
@@ -148,61 +139,75 @@ def _members_in(
 
 
 def missing_members(document: Document, card: Path, project: ProjectSpec) -> Iterator[Problem]:
-    """The members that a card names and that are not there; for one of which other problems leave
-    nothing else."""
+    """Yields the members that a card names and that do not exist, for a card with other
+    problems."""
     keys = document.data if isinstance(document.data, dict) else {}
-    for key, value in ((key, keys.get(key)) for key in MEMBERS):
-        listed = enumerate(value) if isinstance(value, list) else ()
-        named: list[tuple[Path_, Any]] = [
-            ((key,), value),
-            *(((key, place), one) for place, one in listed),
-        ]
+    for key in MEMBERS:
+        value = keys.get(key)
+        named: list[tuple[Path_, Any]] = [((key,), value)]
+        if isinstance(value, list):
+            named += [((key, index), member) for index, member in enumerate(value)]
         for path, name in named:
-            if isinstance(name, str) and name and (reason := member_file(name, card, project)[1]):
+            reason = member_file(name, card, project)[1] if isinstance(name, str) and name else ""
+            if reason:
                 yield document.problem(path, reason)
 
 
+class _NamedCard(NamedTuple):
+    """A card in a folder, by what its file says."""
+
+    name: str
+    path: Path
+    is_default: bool
+    is_tool: bool
+    """True if only other cards may call it."""
+
+
 def chosen_card(place: Path, name: str | None, root: Path) -> Path:
-    """The card in a file or folder that a user typed and that is called `name`, else the only one
-    or `default`. Of a folder no link leads out, nor out of the project at `root` where it is one
-    of its folders. Raises UsageError."""
-    is_ours = place.resolve().is_relative_to(root.resolve())
+    """Finds the card called `name`, else the only one or `default`, in a file or folder that a user
+    typed. No link leads out of a folder, nor out of the project at `root` if it is one of its
+    folders. Raises UsageError."""
+    cards = list(_cards_at(place, root))
+    usable = [card for card in cards if not card.is_tool]
+    matching = [card for card in usable if name in (None, card.name)]
+    chosen = matching
+    if len(matching) != 1:
+        chosen = [card for card in matching if card.is_default]
+    if len(chosen) == 1:
+        return chosen[0].path
+    what = f"has {counted(len(matching), 'agent card')}"
+    if name:
+        what += f" called {name}"
+    if any(card.is_tool and card.name == name for card in cards):
+        what += " but one with `tool_only: true`, which only other cards ask"
+    remedy = f"Name one with --agent: {listed(card.name for card in usable)}."
+    raise UsageError(f"{place} {what}", remedy=remedy)
+
+
+def _cards_at(place: Path, root: Path) -> Iterator[_NamedCard]:
+    """Yields the cards of a file or folder that can be read."""
     base = None
+    files = [place]
     if place.is_dir():
-        base = root if is_ours else place
-    found = list[tuple[str, Path, bool]]()
-    hidden = set[str]()
-    for path in sorted(place.iterdir()) if place.is_dir() else [place]:
+        base = root if place.resolve().is_relative_to(root.resolve()) else place
+        files = sorted(place.iterdir())
+    for path in files:
         if path.suffix not in SUFFIXES or path.name == "SKILL.md":
             continue
         with suppress(Unusable):
             text = read_text(path, path.name, base)
             keys: Any = parts_of_card(text, path.name, yaml_only=path.suffix in _YAML)[0].data
-            called = str(
-                (keys.get("name") if isinstance(keys, dict) else None) or path.stem
-            ).replace(" ", "_")
-            if isinstance(keys, dict) and keys.get("tool_only") is not True:
-                found.append((called, path, keys.get("default") is True))
-            elif isinstance(keys, dict):
-                hidden.add(called)
-    able = [one for one in found if name in (None, one[0])]
-    chosen = able if len(able) == 1 else [one for one in able if one[2]]
-    if len(chosen) != 1:
-        what = f"has {counted(len(able), 'agent card')}{f' called {name}' if name else ''}"
-        what += (
-            " but one with `tool_only: true`, which only other cards ask" if name in hidden else ""
-        )
-        raise UsageError(
-            f"{place} {what}", remedy=f"Name one with --agent: {listed(one[0] for one in found)}."
-        )
-    return chosen[0][1]
+            if isinstance(keys, dict):
+                name = str(keys.get("name") or path.stem).replace(" ", "_")
+                is_tool = keys.get("tool_only") is True
+                yield _NamedCard(name, path, keys.get("default") is True, is_tool)
 
 
 def read_card(
     path: Path, project: ProjectSpec, remote: RemoteContent | None, *, trusted: bool
 ) -> tuple[CardKeys, Document, PlacedText, list[Problem]]:
-    """The keys of a card of any type as far as they are good, with its name, the text below them,
-    and what is wrong."""
+    """Reads a card of any type: its keys as far as they are good, with its name, the text below
+    them, and what is wrong."""
     if remote is not None:
         return _read_card(path, project, remote, trusted=trusted)
     keys, document, below, problems = project.once(
@@ -219,21 +224,19 @@ def _read_card(
     keys: CardKeys | None = None
     try:
         root = None if remote else home_of(project.root)
-        written, below = parts_of_card(
-            read_text(path, shown, root), shown, yaml_only=path.suffix in _YAML
-        )
+        text = read_text(path, shown, root)
+        written, below = parts_of_card(text, shown, yaml_only=path.suffix in _YAML)
         document, problems = with_environment(written, project.env, remote=remote is not None)
         problems += _from_afar(document, trusted=trusted) if remote else ()
-        model, hints = model_of(
-            document.data.get("type", "agent") if isinstance(document.data, dict) else "agent"
-        )
-        keys, found = validate(model, document, hints=hints)
-        problems += found
+        kind = document.data.get("type", "agent") if isinstance(document.data, dict) else "agent"
+        model, hints = model_of(kind)
+        keys, faults = validate(model, document, hints=hints)
+        problems += faults
     except Unusable as error:
         document = Document(shown, {}, [])
         problems = [error.problem]
-    named = {"name": ((keys and keys.name) or path.stem).replace(" ", "_")}
-    return (keys or CardFile()).model_copy(update=named), document, below, problems
+    name = ((keys and keys.name) or path.stem).replace(" ", "_")
+    return (keys or CardFile()).model_copy(update={"name": name}), document, below, problems
 
 
 def load_card(
@@ -245,95 +248,130 @@ def load_card(
     trusted: bool = False,
     tools: Iterable[str] = (),
 ) -> tuple[Card | None, list[Problem]]:
-    """The card in `path`, its instruction filled with `variables`, or None and every problem.
-    Warnings may come with a card. One that is `remote` gives its instruction, model, parameters
-    and servers by their URLs: it reads no variables of the environment, which it could send away,
-    and no files, unless it is `trusted`. `tools`: its stage's."""
+    """Returns the card in `path`, its instruction filled with `variables`, or None and every
+    problem. Warnings may come with a card. One that is `remote` gives its instruction, model,
+    parameters and servers by their URLs: it reads no variables of the environment, which it could
+    send away, and no files, unless it is `trusted`. `tools` are its stage's."""
     keys, document, below, problems = read_card(path, project, remote, trusted=trusted)
-    shown = document.shown
-    name = str(keys.name)
-    place = project.paths.agentcards / f"{name}.md" if remote else path
     kind = keys.type
     keys, words = as_agent(keys)
     if not isinstance(keys, CardFile):
         message = (
             f"a card of type {kind} becomes stages: no agent calls it, and it is not taken "
-            "from elsewhere; "
+            "from elsewhere; name it as the `agent` of a stage"
         )
-        message = f"{message}name it as the `agent` of a stage"
         return None, [*problems, document.problem(("type",), message)]
-    skills, found = (
-        read_skills(keys.skills, project, document, path.parent)
-        if not remote or trusted
-        else ((), [])
+    skills: tuple[Skill, ...] = ()
+    if not remote or trusted:
+        skills, faults = read_skills(keys.skills, project, document, path.parent)
+        problems += faults
+    problems += unnamed_skills(keys, project, document)
+    listed_skills = with_skills(None, skills) or ""
+    facts = _own_facts(str(keys.name), kind, document.shown, listed_skills)
+    locks = _locks_of(keys, path, project, remote, tools)
+    fact = partial(fact_of_card, path=path, project=project, remote=remote is not None, locks=locks)
+    filling = {**keys.variables, **variables}
+    instruction, faults = filled_instruction(document, below, filling, facts, fact)
+    problems += faults
+    instruction = "\n\n".join(filter(None, (words, instruction))) or None
+    if listed_skills not in (instruction or ""):
+        instruction = with_skills(instruction, skills)
+    at = document.where(("messages",))
+    messages, faults = card_examples(keys.messages or [], path, project, at)
+    problems += [*faults, *_input_faults(keys.tool_input_schema, document)]
+    if any_error(problems):
+        return None, [*problems, *(() if remote else missing_members(document, path, project))]
+    params, places = _params(keys, document)
+    card = Card(
+        name=str(keys.name),
+        file=document.shown,
+        instruction=instruction,
+        params=params,
+        messages=messages,
+        where=places,
+        keys=keys,
+        path=_place_of(keys, path, project, remote),
+        document=document,
+        skills=skills,
+        remote=remote is not None,
+        kind=kind,
     )
-    problems += [*found, *_unnamed_skills(keys, project, document)]
-    listed = with_skills(None, skills) or ""
-    own = {
+    return card, [*problems, *_without_effect(keys, document)]
+
+
+def _place_of(
+    keys: CardFile, path: Path, project: ProjectSpec, remote: RemoteContent | None
+) -> Path:
+    """Returns the path of a card: of a remote one that of a copy in the project."""
+    return project.paths.agentcards / f"{keys.name}.md" if remote else path
+
+
+def _own_facts(name: str, kind: str, shown: str, skills: str) -> dict[str, str]:
+    """Returns the placeholders of an instruction that are about its card."""
+    return {
         "agentName": name,
         "agentType": kind,
         "agentCardPath": shown,
         "agentCardDir": str(Path(shown).parent),
+        "agentSkills": skills,
     }
-    named = dict.fromkeys(tool.partition(":")[0] for tool in tools)
+
+
+def _locks_of(
+    keys: CardFile,
+    path: Path,
+    project: ProjectSpec,
+    remote: RemoteContent | None,
+    tools: Iterable[str],
+) -> dict[Path, str]:
+    """Returns the cards and servers whose lock files describe what a card may call, each with its
+    name for `agac card lock`."""
+    locks: dict[Path, str] = {}
     if keys.mcp_connect or keys.servers:
-        locks = {place: remote.reference if remote else path.stem}
-    else:
-        locks = {}
-    locks |= {project.paths.agentcards / one: one for one in named if one in project.file.mcp}
-    fact = partial(fact_of_card, path=path, project=project, remote=remote is not None, locks=locks)
-    filling = {**keys.variables, **variables}
-    own["agentSkills"] = listed
-    instruction, found = filled_instruction(document, below, filling, own, fact)
-    problems += found
-    instruction = "\n\n".join(filter(None, (words, instruction))) or None
-    if listed not in (instruction or ""):
-        instruction = with_skills(instruction, skills)
-    messages, found = card_examples(
-        keys.messages or [], path, project, document.where(("messages",))
-    )
-    problems += [*found, *_input_faults(keys.tool_input_schema, document)]
-    if any_error(problems):
-        return None, [*problems, *(() if remote else missing_members(document, path, project))]
-    params, places = _params(keys, document)
-    own_place = (keys, place, document, skills, remote is not None, kind)
-    card = Card(name, shown, instruction, params, messages, places, *own_place)
-    return card, [*problems, *_without_effect(keys, document)]
+        name = remote.reference if remote else path.stem
+        locks[_place_of(keys, path, project, remote)] = name
+    for tool in tools:
+        server = tool.partition(":")[0]
+        if server in project.file.mcp:
+            locks[project.paths.agentcards / server] = server
+    return locks
 
 
 def _params(keys: CardFile, document: Document) -> tuple[dict[str, Any], dict[str, Where]]:
-    """The parameters of a card as requests name them, and where its keys stand that a stage gives
-    too."""
-    given = keys.request_params
-    found = given.model_dump(exclude_none=True) | {
-        "stop": given.stop_sequences and tuple(given.stop_sequences)
+    """Returns the parameters of a card as requests name them, and the places of its keys that a
+    stage has too."""
+    written = keys.request_params
+    values = written.model_dump(exclude_none=True)
+    values["stop"] = written.stop_sequences and tuple(written.stop_sequences)
+    values["service_tier"] = "priority" if written.service_tier == "fast" else written.service_tier
+    params = {
+        key: value for key, value in values.items() if key in Params.__slots__ and value is not None
     }
-    found["service_tier"] = "priority" if given.service_tier == "fast" else given.service_tier
-    names = {key: "stop" if key == "stop_sequences" else key for key in given.model_fields_set}
+    places = {}
     if keys.model is not None:
-        places = {"model": document.where(("model",))}
-    else:
-        places = {}
-    places |= {name: document.where(("request_params", key)) for key, name in names.items()}
-    return {
-        key: one for key, one in found.items() if key in Params.__slots__ and one is not None
-    }, places
+        places["model"] = document.where(("model",))
+    for key in written.model_fields_set:
+        name = "stop" if key == "stop_sequences" else key
+        places[name] = document.where(("request_params", key))
+    return params, places
 
 
 def _from_afar(document: Document, *, trusted: bool) -> Iterator[Problem]:
+    """Yields what a remote card may not bring."""
     data = document.data if isinstance(document.data, dict) else {}
     for key in data.keys() & {"messages", *(() if trusted else _BRINGS)}:
         yield document.problem((key,), NOT_FROM_AFAR, key=True)
-    servers = data.get("mcp_connect") if not trusted else None
-    for key, one in servers.items() if isinstance(servers, dict) else enumerate(servers or ()):
+    servers = None if trusted else data.get("mcp_connect")
+    for key, server in servers.items() if isinstance(servers, dict) else enumerate(servers or ()):
         # a command may name a URL, too
-        if isinstance(one, dict) and not re.match("https?://", str(one.get("target"))):
+        if isinstance(server, dict) and not re.match("https?://", str(server.get("target"))):
             yield document.problem(("mcp_connect", key), NOT_FROM_AFAR)
     if re.search(r"[/\\]", str(data.get("name"))):  # the lock of its servers is a file of that name
         yield document.problem(("name",), "a remote card's name holds no / and no \\")
 
 
 def _without_effect(keys: CardFile, document: Document) -> Iterator[Problem]:
+    """Yields a warning for each key that has no effect."""
     for key, field in CardFile.model_fields.items():
         effect, without, why = str(field.description).removesuffix(".").partition("Without effect")
         if without and not effect and getattr(keys, key) not in (field.default, "messages"):
@@ -350,7 +388,7 @@ def _without_effect(keys: CardFile, document: Document) -> Iterator[Problem]:
 
 
 def _input_faults(schema: dict[str, Any] | None, document: Document) -> Iterator[Problem]:
-    """What is wrong with the inputs of a card that others call."""
+    """Yields what is wrong with the inputs of a card that others call."""
     at = ("tool_input_schema",)
     if schema is None:
         return
@@ -370,87 +408,3 @@ def _input_faults(schema: dict[str, Any] | None, document: Document) -> Iterator
             yield Problem(
                 where, "has no description, by which a model knows what to give", "warning"
             )
-
-
-# Skills: folders that a model may read, of which it is told names and descriptions.
-
-_LISTED = "Skills that you may read with the tool `read_skill`, where one of them helps:\n{}"
-
-
-def with_skills(system: str | None, skills: Sequence[Skill]) -> str | None:
-    """A system message with the names and descriptions of skills at its end."""
-    if skills:
-        listed = _LISTED.format("\n".join(f"- {one.name}: {one.description}" for one in skills))
-    else:
-        listed = None
-    if system and listed:
-        return f"{system}\n\n{listed}"
-    return listed or system
-
-
-def _unnamed_skills(keys: CardFile, project: ProjectSpec, document: Document) -> Iterator[Problem]:
-    """A warning where other programs would find skills."""
-    there = next(
-        (folder for folder in DEFAULT_SKILLS if (home_of(project.root) / folder).is_dir()), None
-    )
-    if (
-        there
-        and "skills" not in keys.model_fields_set
-        and (keys.function_tools or keys.mcp_connect or keys.servers)
-    ):
-        message = (
-            f"a run reads no skills that a card does not name; write `skills: {there}`, or "
-            "`skills: []`"
-        )
-        yield Problem(document.where(()), message, "warning")
-
-
-def read_skills(
-    names: Sequence[str], project: ProjectSpec, document: Document, base: Path, at: Path_ = ()
-) -> tuple[tuple[Skill, ...], list[Problem]]:
-    """The skills of these folders, which `document` names, beside `base` or in the project, sorted
-    by name; a later one takes the place of an earlier one."""
-    home = home_of(project.root)
-    found = dict[str, Skill]()
-    problems = list[Problem]()
-    for index, name in enumerate(names):
-        where = document.where((*at, "skills", index))
-        try:
-            beside = inside(home, name, base=base)
-            folder = beside if beside.is_dir() else inside(home, name)
-            own = folder / "SKILL.md"
-            files = [own] if own.is_file() else files_in(folder, home, "*/SKILL.md")
-            if not files:
-                raise Refused(f"{name!r} holds no skills; a skill is a folder with a file SKILL.md")
-            for skill in (_skill(file, project) for file in files):
-                before = found.get(skill.name.lower())
-                if before is not None:
-                    message = (
-                        f"the skill {skill.name!r} of {skill.folder} takes the place of "
-                        f"that of {before.folder}"
-                    )
-                    problems.append(Problem(where, message, "warning"))
-                found[skill.name.lower()] = skill
-        except Refused as error:
-            problems.append(Problem(where, str(error)))
-        except Unusable as error:
-            problems.append(error.problem)
-    return tuple(sorted(found.values())), problems
-
-
-def _skill(file: Path, project: ProjectSpec) -> Skill:
-    shown = project.shown(file)
-    document, _ = parts_of_card(
-        read_text(file, shown, home_of(project.root)), shown, yaml_only=False
-    )
-    data: Any = document.data
-    if document.problems:
-        raise Unusable(document.problems[0])
-    for key in ("name", "description"):
-        if not isinstance(data.get(key), str) or not data[key].strip():
-            raise Unusable(
-                document.problem(
-                    (), f"a skill needs a {key}: write `{key}: …` into its front matter"
-                )
-            )
-    return Skill(data["name"], " ".join(data["description"].split()), project.shown(file.parent))

@@ -40,47 +40,52 @@ _HOST = {"hostPlatform": platform.platform, "pythonVer": platform.python_version
 
 
 def card_document(text: str, shown: str) -> Document:
-    """The keys of a card with this text, or of a skill. Raises Unusable."""
+    """Returns the keys of a card with this text, or of a skill. Raises Unusable."""
     return parts_of_card(text, shown, yaml_only=shown.endswith(paths.YAML_SUFFIXES))[0]
 
 
 def parts_of_card(text: str, shown: str, *, yaml_only: bool) -> tuple[Document, PlacedText]:
-    """The keys of a card, and the instruction below them, which a card that is all YAML has not.
-    Raises Unusable."""
-    below = ("", Where(shown, 1, 1))
+    """Returns the keys of a card, and the instruction below them, which a card that is all YAML
+    does not have. Raises Unusable."""
     if yaml_only:
         document = parse_yaml(text, shown)
-        what = "a card is a mapping with name, instruction, model"
+        below = ("", Where(shown, 1, 1))
+        form = "a card is a mapping with name, instruction, model"
     else:
-        lines = text.split("\n")
-        fences = [index for index, line in enumerate(lines) if line.rstrip() == _FENCE]
-        start = next((index for index, line in enumerate(lines) if line.strip()), 0)
-        if start not in fences:
-            message = (
-                "no front matter; a card starts with a line ---, its keys (model: …), and "
-                "another line ---"
-            )
-            raise Unusable(Problem(Where(shown, start + 1, 1), message))
-        if len(fences) < 2:
-            message = "the front matter is never closed; write a line --- below it"
-            raise Unusable(Problem(Where(shown, start + 1, 1), message))
-        document = parse_yaml("\n".join(lines[start + 1 : fences[1]]), shown, first_line=start + 2)
-        body = fences[1] + 1
-        while body < len(lines) and lines[body].rstrip() in ("", _SYSTEM):
-            body += 1
-        below = ("\n".join(lines[body:]).rstrip(), Where(shown, body + 1, 1))
-        what = "the front matter is a mapping with name, model and the like"
+        document, below = _front_matter(text, shown)
+        form = "the front matter is a mapping with name, model and the like"
     if document.empty:
         document = Document(shown, {}, [])
     if isinstance(document.data, dict) or document.problems:
         return document, below
-    raise Unusable(
-        document.problem((), f"expected a mapping, got {described(document.data)}; {what}")
-    )
+    message = f"expected a mapping, got {described(document.data)}; {form}"
+    raise Unusable(document.problem((), message))
+
+
+def _front_matter(text: str, shown: str) -> tuple[Document, PlacedText]:
+    """Splits the text of a card into its front matter and the instruction below. Raises
+    Unusable."""
+    lines = text.split("\n")
+    fences = [index for index, line in enumerate(lines) if line.rstrip() == _FENCE]
+    start = next((index for index, line in enumerate(lines) if line.strip()), 0)
+    if start not in fences:
+        message = (
+            "no front matter; a card starts with a line ---, its keys (model: …), and "
+            "another line ---"
+        )
+        raise Unusable(Problem(Where(shown, start + 1, 1), message))
+    if len(fences) < 2:
+        message = "the front matter is never closed; write a line --- below it"
+        raise Unusable(Problem(Where(shown, start + 1, 1), message))
+    document = parse_yaml("\n".join(lines[start + 1 : fences[1]]), shown, first_line=start + 2)
+    body = fences[1] + 1
+    while body < len(lines) and lines[body].rstrip() in ("", _SYSTEM):
+        body += 1
+    return document, ("\n".join(lines[body:]).rstrip(), Where(shown, body + 1, 1))
 
 
 def _with_texts(value: Any, path: Path_, text_of: Callable[[str, Path_], str]) -> Any:
-    """A copy of a value with every text in it replaced by what `text_of` makes of it and its
+    """Copies a value, with every text in it replaced by what `text_of` makes of it and its
     path."""
     if isinstance(value, dict):
         return {key: _with_texts(inner, (*path, key), text_of) for key, inner in value.items()}
@@ -132,49 +137,65 @@ def filled_instruction(
     own: Mapping[str, str],
     fact: Callable[[str, Where], tuple[str | None, str]],
 ) -> tuple[str | None, list[Problem]]:
-    text, where = below
-    if isinstance(document.data, dict):
-        written = document.data.get("instruction")
-    else:
-        written = None
-    if written is not None and text:
+    """Fills the instruction of a card, which is a key of the document or the text `below` it, with
+    the variables, the card's `own` facts, and those that `fact` finds. Returns None if there is
+    none, or something is wrong with it."""
+    written = document.data.get("instruction") if isinstance(document.data, dict) else None
+    if written is not None and below[0]:
         message = (
             "the instruction is given twice: here and below the front matter; keep one of them"
         )
         return None, [document.problem(("instruction",), message, key=True)]
+    source = below
     if isinstance(written, str):
-        text = written
-        where = document.where(("instruction",))
+        source = written, document.where(("instruction",))
+    text, where = source
     if not text:
         return None, []
-    history = re.search(r"(?m)^---(USER|ASSISTANT|RESOURCE)\b.*$", text)
-    if history is not None:
-        line = (where.line or 1) + text.count("\n", 0, history.start())
-        remedy = "put the messages into a file of their own and name it as `messages`"
-        message = f"---{history[1]} blocks in the instruction are not supported; {remedy}"
-        return None, [Problem(Where(document.shown, line, 1), message)]
+    dialogue = _dialogue_problem(document, text, where)
+    if dialogue is not None:
+        return None, [dialogue]
     values = dict(own)
     problems = list[Problem]()
     for name, place in braced(text, where):
-        if name in own or name in variables:
-            continue
-        value: str | None = ""
-        try:
-            value, warning = fact(name, place)
-            problems += [Problem(place, f"{{{{{name}}}}} {warning}", "warning")] if warning else []
-        except Unusable as error:
-            problems.append(error.problem)
-        except (Refused, UsageError) as error:
-            problems.append(
-                Problem(
-                    place, f"{{{{{name}}}}}: {error}. {getattr(error, 'remedy', '')}".rstrip(". ")
-                )
-            )
-        values |= {} if value is None else {name: value}
-    filled, more = fill((text, where), variables, values)
-    left, marks = _SUBAGENTS.subn("", filled or "")
-    problems += [Problem(where, _NO_SUBAGENTS, "warning")] if marks else []
-    return None if any_error(problems) else left, [*problems, *more]
+        if name not in own and name not in variables:
+            value, faults = _value_of_fact(name, place, fact)
+            problems += faults
+            if value is not None:
+                values[name] = value
+    filled, faults = fill(source, variables, values)
+    instruction, marks = _SUBAGENTS.subn("", filled or "")
+    if marks:
+        problems.append(Problem(where, _NO_SUBAGENTS, "warning"))
+    # what `fill` finds leaves the instruction empty
+    return None if any_error(problems) else instruction, [*problems, *faults]
+
+
+def _dialogue_problem(document: Document, text: str, where: Where) -> Problem | None:
+    """Returns the problem of an instruction with messages of a dialogue."""
+    block = re.search(r"(?m)^---(USER|ASSISTANT|RESOURCE)\b.*$", text)
+    if block is None:
+        return None
+    line = (where.line or 1) + text.count("\n", 0, block.start())
+    remedy = "put the messages into a file of their own and name it as `messages`"
+    message = f"---{block[1]} blocks in the instruction are not supported; {remedy}"
+    return Problem(Where(document.shown, line, 1), message)
+
+
+def _value_of_fact(
+    name: str, place: Where, fact: Callable[[str, Where], tuple[str | None, str]]
+) -> tuple[str | None, list[Problem]]:
+    """Returns the value of a placeholder, None if it has none, and what is wrong with it."""
+    try:
+        value, warning = fact(name, place)
+    except Unusable as error:
+        return "", [error.problem]
+    except (Refused, UsageError) as error:
+        message = f"{{{{{name}}}}}: {error}. {getattr(error, 'remedy', '')}".rstrip(". ")
+        return "", [Problem(place, message)]
+    if warning:
+        return value, [Problem(place, f"{{{{{name}}}}} {warning}", "warning")]
+    return value, []
 
 
 def fact_of_card(

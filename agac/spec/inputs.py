@@ -163,7 +163,7 @@ def input_spec(
     if file.input is not None and file.inputs is not None:
         message = "input and inputs are two spellings of one key; keep input"
         return None, [document.problem(("inputs",), message, key=True)]
-    key = "inputs" if file.inputs is not None else "input"
+    key = "input" if file.inputs is None else "inputs"
     keys = file.inputs or file.input or InputFile()
     at = document.where((key, "path"))
     sql_at = document.where((key, "sql"))
@@ -179,12 +179,7 @@ def input_spec(
         flag = f"{document.places[key]}: " if key in document.places else "--input "
         spec = _typed([str(overrides.input)], replace(resolver, typed=True), flag)
         spec = replace(spec, **statement)
-        left = f"what --input names is {spec.format}, and read without it"
-        unused = [
-            document.problem((key, name), f"{fault}; {left}", key=True)
-            for name, fault in unused_keys(spec).items()
-        ]
-        return spec, [replace(problem, severity="warning") for problem in unused]
+        return spec, _unused_warnings(spec, document, key)
     if keys.path is None:
         return None, [document.problem((key,), _missing_path(project))]
     try:
@@ -198,6 +193,16 @@ def input_spec(
         message = f"{fault}; remove it, or say what the input is with format"
         return None, [document.problem((key, name), message, key=True)]
     return spec, list(_order_warnings(spec, sql_at))
+
+
+def _unused_warnings(spec: InputSpec, document: Document, key: str) -> list[Problem]:
+    """Returns a warning for each key of the file's input that `--input` makes useless."""
+    remark = f"what --input names is {spec.format}, and read without it"
+    problems = [
+        document.problem((key, name), f"{fault}; {remark}", key=True)
+        for name, fault in unused_keys(spec).items()
+    ]
+    return [replace(problem, severity="warning") for problem in problems]
 
 
 def _own_output(project: ProjectSpec, name: str, folder: str | None) -> Path:

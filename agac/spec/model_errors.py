@@ -58,14 +58,26 @@ def _take_out(data: dict[str, Any], loc: tuple[Any, ...], *, missing: bool = Fal
         parent = reduce(operator.getitem, way, parent)
     except (LookupError, TypeError):  # it was taken out before
         parent = None
-    if missing and way and isinstance(way[-1], int) and isinstance(parent, dict):
-        parent[last] = f"unnamed{way[-1]}"
-    elif isinstance(parent, dict) and not missing and (last in parent or last != "[key]"):
-        parent.pop(last, None)
-    elif isinstance(parent, list) and dict in map(type, parent) and type(parent[last]) is not dict:
-        parent[last] = {}
-    elif way and (parent is not None or last == "[key]"):
+    if _take_from(parent, last, way[-1] if way else None, missing=missing):
+        return
+    if way and (parent is not None or last == "[key]"):
         _take_out(data, tuple(way))
+
+
+def _take_from(parent: Any, key: Any, position: Any, *, missing: bool) -> bool:
+    """Takes a value out of the mapping or list that holds it; False if that is not possible.
+    `position` is that of the parent within its own."""
+    if isinstance(parent, dict):
+        if missing and isinstance(position, int):
+            parent[key] = f"unnamed{position}"
+            return True
+        if not missing and (key in parent or key != "[key]"):
+            parent.pop(key, None)
+            return True
+    if isinstance(parent, list) and dict in map(type, parent) and type(parent[key]) is not dict:
+        parent[key] = {}
+        return True
+    return False
 
 
 _EXPECTED = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -37,37 +37,45 @@ _OTHER_WORDS = {
 
 
 def schema_faults(body: dict[str, Any]) -> list[Fault]:
-    """Everything wrong with a JSON Schema (draft 2020-12), as (path, sentence). Nothing is ever
-    fetched."""
-    refused: list[Fault] = []
-    try:
-        compiled(body)
-    except (
-        ValueError
-    ) as error:  # jsonschema_rs.ValidationError has the path, its other errors do not
-        message = f"this JSON Schema cannot be compiled: {getattr(error, 'message', error)}"
-        refused = [(tuple(getattr(error, "instance_path", ())), message)]
+    """Finds everything wrong with a JSON Schema (draft 2020-12), as (path, sentence). Nothing is
+    ever fetched."""
+    refused = _compile_faults(body)
     faults = _meta_faults(body) if refused else []
     for path, sub in subschemas(body):
         faults += _reference_faults(body, sub, path)
-        faults += _pattern_faults(sub, path) if refused else ()
-    if refused and not faults:  # a reference may lead to what else is data
+        if refused:
+            faults += _pattern_faults(sub, path)
+    if refused and not faults:  # a reference may lead to what is data elsewhere
         for path, sub in subschemas(body, into=lambda _: True):
             faults += [*_reference_faults(body, sub, path), *_pattern_faults(sub, path)]
-    own = [
-        (*path, "$id") for path, sub in subschemas(body) if path and isinstance(sub.get("$id"), str)
-    ]
-    if (
-        own
-        and (faults or refused)
-        and all(path[-1] in ("$ref", "$dynamicRef") for path, _ in faults)
-    ):
-        message = (
-            "a schema with an $id of its own is looked at apart from the rest by $ref and "
-            "$anchor; remove it"
-        )
-        faults.append((own[0], message))
+    if faults or refused:
+        faults += _identity_faults(body, faults)
     return faults or refused
+
+
+def _compile_faults(body: dict[str, Any]) -> list[Fault]:
+    """Finds why a schema cannot be compiled."""
+    try:
+        compiled(body)
+    except ValueError as error:
+        # jsonschema_rs.ValidationError has the path, its other errors do not
+        message = f"this JSON Schema cannot be compiled: {getattr(error, 'message', error)}"
+        return [(tuple(getattr(error, "instance_path", ())), message)]
+    return []
+
+
+def _identity_faults(body: dict[str, Any], faults: Sequence[Fault]) -> Iterator[Fault]:
+    """Yields the first `$id` inside of a schema if nothing but references is wrong."""
+    if any(path[-1] not in ("$ref", "$dynamicRef") for path, _ in faults):
+        return
+    for path, sub in subschemas(body):
+        if path and isinstance(sub.get("$id"), str):
+            message = (
+                "a schema with an $id of its own is looked at apart from the rest by $ref and "
+                "$anchor; remove it"
+            )
+            yield (*path, "$id"), message
+            return
 
 
 def schema_warnings(body: dict[str, Any]) -> list[Fault]:

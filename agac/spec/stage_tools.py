@@ -13,7 +13,7 @@ from typing import Any
 from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean
 from agac.core.keys import snapshot
 from agac.core.text import plain
-from agac.spec.agent_cards import Card, Skill
+from agac.spec.agent_cards import Card
 from agac.spec.card_models import CardFile, CardKeys, RequestParamsFile, ServedKeys
 from agac.spec.mcp_lock import lock_file, locked_tools, read_lock, told_otherwise
 from agac.spec.models import StageFile
@@ -21,6 +21,7 @@ from agac.spec.paths import Refused, home_of, inside
 from agac.spec.project import Overrides, ProjectSpec
 from agac.spec.project_files import files_hash
 from agac.spec.python_code import FORM, parse_reference
+from agac.spec.skills import Skill
 from agac.spec.stage_models import RuntimeFile
 from agac.spec.tool_schemas import safe_name
 from agac.spec.tool_stubs import read_stubs, recorded_calls, stub_fault, stub_file

@@ -11,14 +11,7 @@ from typing import Any, TypeVar
 from agac.core.errors import Path_, Problem, Where, any_error, key_path, listed
 from agac.core.types import JSONValue
 from agac.spec import rules, templates, workflow
-from agac.spec.agent_cards import (
-    Card,
-    Skill,
-    find_card,
-    member_file,
-    read_skills,
-    with_skills,
-)
+from agac.spec.agent_cards import Card, find_card, member_file
 from agac.spec.card_examples import stage_examples
 from agac.spec.card_models import NO_LIMIT
 from agac.spec.card_types import OF_ANSWERS, REQUEST, StagePart, becomes_stages
@@ -29,6 +22,7 @@ from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.operations import Join
 from agac.spec.output_schema import field_problems, load_schema
 from agac.spec.project import Overrides, ProjectSpec
+from agac.spec.skills import Skill, read_skills, with_skills
 from agac.spec.stage_checks import misplaced_keys, rule_problems
 from agac.spec.stage_keys import (
     LevelKeys,
