@@ -46,8 +46,8 @@ class _Turn(NamedTuple):
 def stage_examples(
     written: Sequence[MessageFile], document: Document, path: Path_, syntax: Syntax = "dollar"
 ) -> tuple[tuple[Example, ...], list[Problem]]:
-    """The messages of a stage, and what is wrong with them. A mapping or list is JSON, without
-    placeholders."""
+    """Returns the messages of a stage, and what is wrong with them. A mapping or list is JSON,
+    without placeholders."""
     found: list[Example] = []
     problems: list[Problem] = []
     turns: list[_Turn] = []
@@ -65,7 +65,7 @@ def stage_examples(
 
 
 def _order_problems(turns: Sequence[_Turn]) -> list[Problem]:
-    """Why these messages cannot stand before a prompt, which is the user's turn."""
+    """Finds why these messages cannot precede a prompt, which is the user's turn."""
     for number, one in enumerate(turns):
         due = "assistant" if number % 2 else "user"
         if one.role != due:  # from here on every message would be out of turn
@@ -87,10 +87,10 @@ def _order_problems(turns: Sequence[_Turn]) -> list[Problem]:
 def card_examples(
     names: Sequence[str], card: Path, project: ProjectSpec, where: Where
 ) -> tuple[tuple[Example, ...], list[Problem]]:
-    """The messages of the files that a card names, one file after the other; paths are relative to
-    the card. A file is JSON as `{"messages": [{"role": …, "content": …}]}`, or text with lines
-    `---USER` and `---ASSISTANT` between the messages. They are sent as they stand: nothing in them
-    is a placeholder."""
+    """Returns the messages of the files that a card names, one file after the other; paths are
+    relative to the card. A file is JSON as `{"messages": [{"role": …, "content": …}]}`, or text
+    with lines `---USER` and `---ASSISTANT` between the messages. They are sent as they stand:
+    nothing in them is a placeholder."""
     turns: list[_Turn] = []
     problems: list[Problem] = []
     for name in names:
@@ -180,7 +180,7 @@ def _json_turns(text: str, shown: str) -> tuple[list[_Turn], list[Problem]]:
 
 
 def _said(content: Any) -> str:
-    """The text of a message's content, empty where it holds anything else."""
+    """Returns the text of a message's content, empty where it holds anything else."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]

@@ -120,7 +120,7 @@ _HISTORY = "Without effect: rows share no history."
 
 
 def _kind(value: Any) -> Any:
-    """The kind of a card, in any case of its letters."""
+    """Returns the kind of a card, in any case of its letters."""
     kind = value.lower() if isinstance(value, str) else value
     if kind == "smart":
         message = (
@@ -389,9 +389,9 @@ MEMBERS = ("sequence", "fan_out", "fan_in", "generator", "evaluator", "worker", 
 
 
 def model_of(written: object) -> tuple[type[CardKeys], dict[str, dict[str, str]]]:
-    """The model of the front matter with this `type`, or the nearest one, else of agents'; and
-    sentences for unknown keys, by the path of their mapping: for those that cards of other types
-    have."""
+    """Returns the model of the front matter with this `type`, or the nearest one, else of agents';
+    and sentences for unknown keys, by the path of their mapping: for those that cards of other
+    types have."""
     if isinstance(written, str):
         near = get_close_matches(written.lower(), CARD_MODELS, 1, 0.75)
     else:
@@ -434,8 +434,8 @@ NO_LIMIT = 1_000  # turns of a planner that has no limit of its own: what bounds
 
 
 def as_agent(keys: CardKeys) -> tuple[CardKeys, str]:
-    """The agent that a router or planner is: cards it may ask are its tools; it is told to plan.
-    Others stay."""
+    """Returns the agent that a router or planner is: cards it may ask are its tools; it is told to
+    plan. Others stay."""
     same = {
         name: getattr(keys, name)
         for name in keys.model_fields_set & CardFile.model_fields.keys() - {"type"}

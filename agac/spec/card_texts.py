@@ -244,7 +244,7 @@ def _text_of_file(
 
 
 def _server_instructions(project: ProjectSpec, locks: Mapping[Path, str]) -> str:
-    """The instructions of servers, as the lock files of these cards have them."""
+    """Returns the instructions of servers, as the lock files of these cards have them."""
     home = home_of(project.root)
     texts = []
     for card, name in locks.items():

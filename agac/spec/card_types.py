@@ -131,15 +131,15 @@ def card_parts(
 
 
 def becomes_stages(path: Path, project: ProjectSpec) -> str | None:
-    """The type of the card in that file, where it is made of others; None of one that is asked
-    itself."""
+    """Returns the type of the card in that file, where it is made of others; None of one that is
+    asked itself."""
     keys = read_card(path, project, None, trusted=False)[0]
     return keys.type if type(keys) in _MADE else None
 
 
 def most_calls(parts: Sequence[StagePart], calls: Mapping[str, int], depth: int = 0) -> int:
-    """How many calls a row needs at most, with those of each part by its name: of each router's
-    agents one is asked."""
+    """Counts the calls that a row needs at most, with those of each part by its name: of each
+    router's agents one is asked."""
     routes: dict[str, dict[str, list[StagePart]]] = defaultdict(lambda: defaultdict(list))
     for part in (one for one in parts if len(one.choices) > depth):
         route, agent = part.choices[depth]
@@ -152,7 +152,7 @@ def most_calls(parts: Sequence[StagePart], calls: Mapping[str, int], depth: int 
 
 
 def _unfit(stage: StageFile, kind: str, parts: Sequence[StagePart]) -> list[tuple[str, str]]:
-    """The keys of a stage that do not go with its card of this type, each with what to do
+    """Returns the keys of a stage that do not go with its card of this type, each with what to do
     instead."""
     wrong = dict(_UNFIT)
     if any(part.joined and part.gives for part in parts):
@@ -174,21 +174,24 @@ def _unfit(stage: StageFile, kind: str, parts: Sequence[StagePart]) -> list[tupl
 
 @dataclass(slots=True)
 class _Expander:
-    """Makes the parts of one stage. `names` are taken; `kinds` are the types of the cards that are
-    made of others, the stage's first; `called`: the names of agents that parts call; `open`: the
-    files of cards that are being read."""
+    """Makes the parts of one stage."""
 
     project: ProjectSpec
     names: set[str]
+    """The names of parts that are taken."""
     kinds: list[str] = field(default_factory=list)
+    """The types of the cards made of others, the stage's first."""
     problems: list[Problem] = field(default_factory=list)
     called: set[str] = field(default_factory=set)
+    """The names of agents that parts call."""
     is_large: bool = False
+    """True once a stage with too many parts was reported."""
     open: tuple[Path, ...] = ()
+    """The files of the cards that are being read."""
     _document: Document = field(default_factory=lambda: Document("", None, []))
 
     def expand(self, slot: StagePart) -> list[StagePart]:
-        """The parts that take the place of one; whatever follows needs the last of them."""
+        """Returns the parts that take the place of one; whatever follows needs the last of them."""
         assert slot.card is not None
         keys, document, below, problems = read_card(slot.card, self.project, None, trusted=False)
         making = _MADE.get(type(keys))
@@ -217,8 +220,8 @@ class _Expander:
         return parts
 
     def _asked(self, slot: StagePart, name: str, *path: str | int) -> list[StagePart]:
-        """The parts of a slot that the member `name` fills, which the open card names at this
-        path."""
+        """Returns the parts of a slot that the member `name` fills, which the open card names at
+        this path."""
         card, reason = member_file(name, self.open[-1], self.project)
         if card in self.open:
             way = [one.stem for one in (*self.open[self.open.index(card) :], card)]
@@ -239,7 +242,7 @@ class _Expander:
         return self.expand(replace(slot, card=card))
 
     def _inner(self, slot: StagePart, name: str, **keys: Any) -> StagePart:
-        """A part below a slot whose answer is not that of the slot."""
+        """Returns a part below a slot whose answer is not that of the slot."""
         own = {
             "needs": slot.needs,
             "when": slot.when,
@@ -250,7 +253,8 @@ class _Expander:
         return StagePart(name=self._free(slot, name), **own)
 
     def _free(self, slot: StagePart, name: str) -> str:
-        """A name below that of a slot which no other part has, of letters, digits, `_` and `-`."""
+        """Returns a name below that of a slot which no other part has, of letters, digits, `_` and
+        `-`."""
         start = f"{slot.name}/{re.sub('[^A-Za-z0-9_-]+', '_', Path(name).stem)}"
         number = 1
         free = start

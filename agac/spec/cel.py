@@ -59,7 +59,8 @@ Chain = tuple[str | int, ...]  # `classify.items[0].name` as ("classify", "items
 
 @cache
 def cel_library() -> Any:
-    """The library that computes CEL, without its command line: the terminal libraries of that take
+    """Returns the library that computes CEL, without its command line: the terminal libraries of
+    that take
     0.1 to 0.3 s."""
     nothing = ModuleType("cel.cli")
     absent = sys.modules.setdefault(nothing.__name__, nothing) is nothing
@@ -72,12 +73,13 @@ def cel_library() -> Any:
 
 
 class Token(NamedTuple):
-    """One piece of the text: `kind` is text, number, name, sign, bad or end; `start` counts
-    characters from 0."""
+    """One piece of the text."""
 
     kind: str
+    """text, number, name, sign, bad or end."""
     text: str
     start: int
+    """The position of its first character, from 0."""
 
     @property
     def end(self) -> int:
@@ -85,7 +87,7 @@ class Token(NamedTuple):
 
 
 def tokens(text: str) -> list[Token]:
-    """The pieces of any text, without spaces and comments, closed by one of kind `end`."""
+    """Returns the pieces of any text, without spaces and comments, closed by one of kind `end`."""
     found = [
         Token(str(match.lastgroup), match[0], match.start()) for match in _TOKEN.finditer(text)
     ]
@@ -135,8 +137,8 @@ class CelNode:
                 yield from part.computed()
 
     def references(self) -> dict[Chain, CelNode]:
-        """Every way that is read, as far as the text says it, and where it is first; without
-        macros' own names."""
+        """Returns every way that is read, as far as the text says it, and where it is first;
+        without macros' own names."""
         found: dict[Chain, CelNode] = {}
         for node in self.computed():
             if node.chain is not None and node.chain == node.way and node.chain[0] not in TYPES:
@@ -145,7 +147,7 @@ class CelNode:
 
 
 def shown(chain: Chain) -> str:
-    """A way as one writes it: `a.b[0]["odd name"]`."""
+    """Returns a way as one writes it: `a.b[0]["odd name"]`."""
     text = str(chain[0])
     for part in chain[1:]:
         plain = isinstance(part, str) and _IDENTIFIER.match(part) and part not in ("in", *WORDS)
@@ -154,8 +156,8 @@ def shown(chain: Chain) -> str:
 
 
 def spot(text: str, offset: int) -> str:
-    """The place of a character within the guard: `at column 5`, and the line where there are
-    several."""
+    """Returns the place of a character within the guard: `at column 5`, and the line where there
+    are several."""
     line = text.count("\n", 0, offset) + 1
     column = offset - text.rfind("\n", 0, offset)
     if "\n" in text.strip():
@@ -164,8 +166,8 @@ def spot(text: str, offset: int) -> str:
 
 
 def parse(text: str) -> CelNode:
-    """The tree of an expression that CEL accepts. Raises `Unparsed` for what guards do not know,
-    and deep nesting."""
+    """Returns the tree of an expression that CEL accepts. Raises `Unparsed` for what guards do not
+    know, and deep nesting."""
     parser = _Parser(text)
     node = parser.expression()
     if parser.next.kind != "end":
@@ -365,7 +367,7 @@ class CelProgram:
             self._program = cel_library().compile(_in_other_words(tree, text))
 
     def execute(self, values: Mapping[str, Any]) -> Any:
-        """What the expression comes to for these values. Raises what the library raises."""
+        """Evaluates the expression for these values. Raises what the library raises."""
         if not self._calls_ours:
             return self._program.execute(values)
         context = cel_library().Context(variables=values, functions=_FUNCTIONS)
@@ -373,7 +375,7 @@ class CelProgram:
 
 
 def _in_other_words(tree: CelNode, text: str) -> str:
-    """The text of an expression, with calls of ours in place of what the library computes
+    """Returns the text of an expression, with calls of ours in place of what the library computes
     otherwise than CEL says."""
     has_times = any(
         node.kind == "call" and node.value in ("timestamp", "duration") for node in tree.walk()
@@ -399,7 +401,7 @@ def _in_other_words(tree: CelNode, text: str) -> str:
 
 
 def is_plain_way(node: CelNode) -> bool:
-    """Whether a part only names a value, so that it can be written twice: that takes less than to
+    """True if a part only names a value, so that it can be written twice: that takes less than to
     copy the value."""
     if node.kind == "index":
         key = node.parts[1]
@@ -408,7 +410,7 @@ def is_plain_way(node: CelNode) -> bool:
 
 
 def _by_kind(function: str, value: str, has_times: bool) -> str:
-    """A call of `size` or `string` on a value, by the kind of the value."""
+    """Returns a call of `size` or `string` on a value, by the kind of the value."""
     if function == "size":
         return f'(type({value}) == type("") ? agac_size({value}) : size({value}))'
     text = f"string({value})"
@@ -422,9 +424,9 @@ def _by_kind(function: str, value: str, has_times: bool) -> str:
 
 
 def _in_utc(value: Any) -> Any:
-    """A time with an offset as the same time in UTC, in which CEL's functions read it. What is
-    none is left as it is, for the library to refuse: it writes a line to a log where a function
-    raises."""
+    """Returns a time with an offset as the same time in UTC, in which CEL's functions read it.
+    What is none is left as it is, for the library to refuse: it writes a line to a log where a
+    function raises."""
     moment = _INSTANT.fullmatch(value) if isinstance(value, str) else None
     if moment is None:
         return value
@@ -437,7 +439,7 @@ def _in_utc(value: Any) -> Any:
 
 
 def _time_text(text: str) -> str:
-    """A time in UTC as CEL writes it, `2026-01-31T12:00:00.5Z`; `text` is what the library
+    """Returns a time in UTC as CEL writes it, `2026-01-31T12:00:00.5Z`; `text` is what the library
     writes."""
     moment, point, fraction = text.removesuffix("+00:00").partition(".")
     fraction = fraction.rstrip("0")
@@ -445,7 +447,7 @@ def _time_text(text: str) -> str:
 
 
 def _seconds(value: timedelta) -> str:
-    """A duration as CEL writes it: `5400s`, `-1.5s`."""
+    """Returns a duration as CEL writes it: `5400s`, `-1.5s`."""
     seconds = format(Decimal(value // timedelta(microseconds=1)) / 1_000_000, "f")
     return f"{seconds.rstrip('0').rstrip('.') if '.' in seconds else seconds}s"
 

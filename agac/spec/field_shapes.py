@@ -28,7 +28,7 @@ NUMBERS = frozenset({"integer", "number"})
 
 
 def kinds_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a schema without references allows; none when it allows any."""
+    """Returns the JSON types that a schema without references allows; none when it allows any."""
     values = _choices(schema)
     if values is not None:
         return frozenset(map(kind_of, values))
@@ -37,7 +37,7 @@ def kinds_of(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _choices(schema: Mapping[str, Any]) -> Sequence[Any] | None:
-    """The values that a schema lists, None when it lists none."""
+    """Returns the values that a schema lists, None when it lists none."""
     values: Sequence[Any] | None = schema.get(
         "enum", [schema["const"]] if "const" in schema else None
     )
@@ -45,7 +45,7 @@ def _choices(schema: Mapping[str, Any]) -> Sequence[Any] | None:
 
 
 def kind_of(value: Any) -> str:
-    """The JSON type of a value; whole numbers are `integer`."""
+    """Returns the JSON type of a value; whole numbers are `integer`."""
     match value:
         case None:
             return "null"
@@ -61,7 +61,7 @@ def kind_of(value: Any) -> str:
 
 
 def allows(schema: Mapping[str, Any], value: Any) -> bool:
-    """Whether a value that the schema allows can be equal to `value`, as CEL compares: 1 and 1.0
+    """True if a value that the schema allows can be equal to `value`, as CEL compares: 1 and 1.0
     are the same."""
     kind = kind_of(value)
     values = _choices(schema)
@@ -77,16 +77,18 @@ def kinds_in_words(kinds: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FieldShape:
-    """What is at `path` in values that `body` describes; numbers are places in lists. `only` these
-    ways are in it."""
+    """What is known of a place in values that a schema describes."""
 
     body: Mapping[str, Any]
+    """The schema of the whole value."""
     path: tuple[str, ...] = ()
+    """The way to the place; numbers are positions in lists."""
     only: tuple[tuple[str, ...], ...] | None = None
+    """The only ways in it; None: all that the schema has."""
 
     def names(self, rest: Iterable[str] = ()) -> frozenset[str] | None:
-        """The names that a way may go on with after `rest`: none when it ends there, None when
-        they are not known. Listed properties count as all there are, unless the schema says
+        """Returns the names that a way may go on with after `rest`: none when it ends there, None
+        when they are not known. Listed properties count as all there are, unless the schema says
         `additionalProperties` or the like itself."""
         way = tuple(rest)
         below = [
@@ -104,15 +106,15 @@ class FieldShape:
             return None
 
     def _schemas(self, rest: Iterable[str]) -> list[Any]:
-        """The schemas of what stands at the end of the way `rest`. Raises OpenShape."""
+        """Returns the schemas of what stands at the end of the way `rest`. Raises OpenShape."""
         at: list[Any] = [self.body]
         for part in (*self.path, *rest):
             at = [inner for schema in at for inner in step(self.body, schema, part)]
         return at
 
     def missing(self, rest: Sequence[str | int]) -> tuple[int, frozenset[str]] | None:
-        """Which part of the way `rest` is a name that is not there, and the names that are; None:
-        none is known to be missing. Places in lists are not judged."""
+        """Returns which part of the way `rest` is a name that does not exist, and the names that
+        do; None: none is known to be missing. Positions in lists are not judged."""
         way = [str(part) for part in rest]
         for depth, part in enumerate(rest):
             if isinstance(part, int):
@@ -123,9 +125,9 @@ class FieldShape:
         return None
 
     def optional(self, rest: Sequence[str]) -> int | None:
-        """Which part of the way `rest` is a name that values may lack, as far as it is known: a
-        field that a schema lists and does not require, or one of what may be something else than
-        an object, such as null."""
+        """Returns which part of the way `rest` is a name that values may lack, as far as it is
+        known: a field that a schema lists and does not require, or one of what may be something
+        else than an object, such as null."""
         for depth, part in enumerate(rest):
             values = self.values(rest[:depth])
             if values is None:
@@ -138,7 +140,7 @@ class FieldShape:
         return None
 
     def values(self, rest: Iterable[str] = ()) -> Sequence[Mapping[str, Any]] | None:
-        """What may stand at the end of the way `rest`; None when that is not known."""
+        """Returns what may be at the end of the way `rest`; None if that is unknown."""
         try:
             found = [
                 branch
@@ -150,18 +152,18 @@ class FieldShape:
         return found if found and all(map(kinds_of, found)) else None
 
     def kinds(self, rest: Iterable[str] = ()) -> frozenset[str] | None:
-        """The JSON types of what may stand there; None when they are not known."""
+        """Returns the JSON types of what may stand there; None when they are not known."""
         values = self.values(rest)
         if values is None:
             return None
         return frozenset().union(*map(kinds_of, values))
 
     def inside(self, rest: Iterable[str]) -> FieldShape:
-        """What is known at the end of the way `rest`."""
+        """Returns the shape at the end of the way `rest`."""
         return FieldShape(self.body, (*self.path, *rest))
 
     def limited(self, ways: Iterable[tuple[str, ...]]) -> FieldShape:
-        """The same where only these ways into it are there."""
+        """Returns the same where only these ways into it are there."""
         only = tuple(ways)
         return self if () in only else replace(self, only=only)
 
@@ -193,8 +195,8 @@ class WholeNumbers:
         self._known: dict[Path_, bool] = {}
 
     def of(self, value: Any) -> Any:
-        """The valid value, with 2 for a 2.0 that the schema calls an integer; the same object
-        where nothing changes."""
+        """Returns the valid value, with 2 for a 2.0 that the schema calls an integer; the same
+        object where nothing changes."""
         try:
             return self._written(value, ()) if self._has_integers else value
         except RecursionError:  # nested more deeply than anybody looks
@@ -225,7 +227,7 @@ class WholeNumbers:
         return self._known[at]
 
     def _says_integer(self, schema: Any, way: Path_, depth: int) -> bool:
-        """Whether what is at the end of the way is an integer in every value that the schema
+        """True if what is at the end of the way is an integer in every value that the schema
         allows there, if it is a number."""
         found = resolved(self._root, schema)
         if found is None or depth > LOCAL_HOPS:
@@ -266,13 +268,14 @@ class WholeNumbers:
 def integers_of(
     schemas: Mapping[str, Schema | None], names: Iterable[str]
 ) -> dict[str, WholeNumbers]:
-    """Where the schemas of those names have integers."""
+    """Returns where the schemas of these names have integers."""
     named = ((name, schemas.get(name)) for name in names)
     return {name: WholeNumbers(schema.body) for name, schema in named if schema is not None}
 
 
 def _members_at(schema: Mapping[str, Any], part: str | int) -> list[Any]:
-    """The schemas of which one is that of the member of an object, or of the element of a list."""
+    """Returns the schemas of which one is that of the member of an object, or of the element of a
+    list."""
     if isinstance(part, int):
         first = schema.get("prefixItems") or ()
         return [first[part] if part < len(first) else schema.get("items")]

@@ -63,7 +63,7 @@ class FileModel(BaseModel):
 
 
 def key(description: str, *, default: Any = None, **rules: Any) -> Any:
-    """A key that may be left out, and what it is at then."""
+    """Returns a key that may be left out, and what it is at then."""
     return Field(default=default, description=description, **rules)
 
 

@@ -83,7 +83,7 @@ class _Judge:
     """True if rows may have fields of any name."""
 
     def error(self, foreign: _Foreign) -> str | None:
-        """The message for a placeholder that may be meant as one."""
+        """Returns the message for a placeholder that may be meant as one."""
         if not self._may_be_read(foreign):
             return None
         may_be_field = self.any_field and (self.written == "auto" or foreign.syntax != "brace")
@@ -92,7 +92,7 @@ class _Judge:
         return None
 
     def warning(self, foreign: _Foreign) -> str | None:
-        """The message for a placeholder that is probably meant as a text."""
+        """Returns the message for a placeholder that is probably meant as a text."""
         may_be_read = self._may_be_read(foreign)
         if _is_known(foreign.name, self.names) or (self.any_field and may_be_read):
             ways = _ways_to_name(foreign.name, self.template.syntax, foreign.syntax)
@@ -140,7 +140,7 @@ def _foreign(template: Template) -> Iterator[_Foreign]:
 
 
 def _two_kinds(text: str, template: Template, other: str) -> str:
-    """The message for a text with placeholders of two syntaxes."""
+    """Returns the message for a text with placeholders of two syntaxes."""
     kind = "of another kind"
     if template.placeholders:
         kind += f" than {FORMS[template.syntax] % template.placeholders[0].name}"

@@ -79,11 +79,12 @@ _REMEDY = "Name a folder with the other version, as a path (`../before`), in the
 
 
 class Entry(NamedTuple):
-    """A file of a commit. `path` is relative to the project."""
+    """A file of a commit."""
 
     mode: str
     blob: str
     path: str
+    """Its path relative to the project."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,8 @@ class Git:
         return Git(str(path), git_dir, env)
 
     def setting(self, name: str) -> str | None:
-        """A setting as it holds for the user in this repository; None: there is none. It is only
-        read, so the user's own files count here, and nothing in them is started."""
+        """Returns a setting as it holds for the user in this repository; None: there is none. It
+        is only read, so the user's own files count here, and nothing in them is started."""
         command = [self.program, "-C", Path.cwd().anchor, "config", "--get", name]
         if self.git_dir is not None:
             command[1:3] = [f"--git-dir={self.git_dir}"]
@@ -131,7 +132,7 @@ class Git:
         return ended.stdout.decode("utf-8", "replace")
 
     def ask(self, *words: str) -> str | None:
-        """What git printed; None where it refused. Raises UsageError for more than MAX_OUTPUT
+        """Returns what git printed; None if it refused. Raises UsageError for more than MAX_OUTPUT
         bytes."""
         with self.started(*words) as process:
             assert process.stdout is not None
@@ -180,16 +181,16 @@ class Repository:
 
     @staticmethod
     def of(root: Path, env: Mapping[str, str]) -> Repository:
-        """The one around this folder. Raises UsageError: there is none, it is of another user, or
-        there is no git."""
+        """Returns the one around this folder. Raises UsageError: there is none, it is of another
+        user, or there is no git."""
         folder = root.resolve()
         top, git_dir = _found_above(folder)
         below = folder.relative_to(top).as_posix()
         return Repository("" if below == "." else f"{below}/", Git.found(top, git_dir, env))
 
     def commit(self, ref: str) -> str:
-        """The full name of the commit that a branch, a tag or an abbreviated name means. Raises
-        UsageError."""
+        """Returns the full name of the commit that a branch, a tag or an abbreviated name means.
+        Raises UsageError."""
         name = self.commit_or_none(ref)
         if name is None:
             fetch = (
@@ -203,7 +204,7 @@ class Repository:
         return name
 
     def commit_or_none(self, ref: str) -> str | None:
-        """The full name of the commit that `ref` means; None: it means none."""
+        """Returns the full name of the commit that `ref` means; None: it means none."""
         if not _can_be_name(ref):
             return None
         for name in (ref, f"origin/{ref}"):  # a clone has no branches of its own but one
@@ -219,8 +220,8 @@ class Repository:
         )
 
     def main(self) -> tuple[str, str]:
-        """The name of what was reviewed, as people write it, and its commit. Raises UsageError:
-        the repository has none of the usual names."""
+        """Returns the name of what was reviewed, as people write it, and its commit. Raises
+        UsageError: the repository has none of the usual names."""
         for name, ref in MAIN.items():
             commit = self._resolved(ref)
             if commit:
@@ -233,27 +234,27 @@ class Repository:
         )
 
     def merge_base(self, commit: str, shown: str) -> str:
-        """The last commit that HEAD shares with `commit`, which messages call `shown`. Raises
-        UsageError."""
+        """Returns the last commit that HEAD shares with `commit`, which messages call `shown`.
+        Raises UsageError."""
         name = self.git.ask("merge-base", "HEAD", commit)
         if name is None:
             raise UsageError(f"HEAD and {shown} share no commit{self._shallow()}", remedy=_WHOLE)
         return name.strip()
 
     def merged_into(self, head: str | None) -> str | None:
-        """The commit that `head` was merged into to make HEAD, as forges do for a job; None: HEAD
-        is no such merge."""
+        """Returns the commit that `head` was merged into to make HEAD, as forges do for a job;
+        None: HEAD is no such merge."""
         names = (self.git.ask("rev-list", "--parents", "--max-count=1", "HEAD") or "").split()
         return names[1] if names[2:] == [head] else None
 
     def behind(self, commit: str, other: str) -> int:
-        """How many commits the commit `other` has that `commit` has not."""
+        """Counts the commits that the commit `other` has and `commit` does not."""
         return int(self.git.ask("rev-list", "--count", f"{commit}..{other}") or 0)
 
     def entries(self, commit: str) -> list[Entry]:
-        """The project's files in a commit, without submodules, agac's state, and files that no
-        path of a project can name; none where its folder is missing. Raises UsageError for paths
-        that lead out of the project."""
+        """Returns the project's files in a commit, without submodules, agac's state, and files
+        that no path of a project can name; none where its folder is missing. Raises UsageError for
+        paths that lead out of the project."""
         text = self.git.ask("ls-tree", "-r", "-z", "--full-tree", f"{commit}:{self.prefix}") or ""
         entries = list[Entry]()
         for line in text.split("\0")[:-1]:  # MODE blob NAME, and the path
@@ -265,8 +266,8 @@ class Repository:
         return entries
 
     def at_top(self, commit: str) -> dict[str, str]:
-        """The names that a commit has in the project's folder, agac's state included, and what
-        stands for the content of each."""
+        """Returns the names that a commit has in the project's folder, agac's state included, and
+        what stands for the content of each."""
         text = self.git.ask("ls-tree", "-z", "--full-tree", f"{commit}:{self.prefix}") or ""
         lines = (line.partition("\t") for line in text.split("\0")[:-1])
         return {path: header for header, _, path in lines}
@@ -316,8 +317,8 @@ def user_name(root: Path, env: Mapping[str, str]) -> str | None:
 
 
 def _found_above(folder: Path) -> tuple[Path, Path]:
-    """The nearest folder with `.git`, from `folder` upward, and the repository's own folder.
-    Raises UsageError."""
+    """Returns the nearest folder with `.git`, from `folder` upward, and the repository's own
+    folder. Raises UsageError."""
     for top in (folder, *folder.parents):
         git = top / ".git"
         if os.path.lexists(git):
@@ -328,7 +329,8 @@ def _found_above(folder: Path) -> tuple[Path, Path]:
 
 
 def _git_dir(git: Path) -> Path:
-    """The folder that `.git` is, or names, as in a worktree or a submodule. Raises UsageError."""
+    """Returns the folder that `.git` is, or names, as in a worktree or a submodule. Raises
+    UsageError."""
     git_dir = git
     try:
         if git.is_file():
@@ -424,15 +426,15 @@ def _write_next(entry: Entry, content: IO[bytes], folder: Path) -> bool:
 
 
 def _pieces(content: IO[bytes], size: int) -> Iterator[bytes]:
-    """The next `size` bytes."""
+    """Yields the next `size` bytes."""
     while size > 0 and (piece := content.read(min(size, _PIECE))):
         size -= len(piece)
         yield piece
 
 
 def _target(path: str, folder: Path) -> Path | None:
-    """Where a file is written; None: no path of a project can name it (`~notes.md`), so nothing
-    can miss it. Raises UsageError for a file below a link of the same commit."""
+    """Returns where a file is written; None: no path of a project can name it (`~notes.md`), so
+    nothing can miss it. Raises UsageError for a file below a link of the same commit."""
     try:
         target = inside(folder, path)
     except OutsideProject:

@@ -49,7 +49,8 @@ class GivenTools:
     servers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def written(self, stages: Any) -> Any:
-        """The stages with their tools as files have them. Raises UsageError for what is no tool."""
+        """Returns the stages with their tools as files have them. Raises UsageError for what is no
+        tool."""
         if not isinstance(stages, list | tuple):
             return stages
         return [
@@ -103,8 +104,8 @@ _KEYS = StageFile.model_fields.keys() | WorkflowFile.model_fields.keys()
 
 
 def in_python(problem: Problem, form: str) -> Problem:
-    """The problem with the keys that it tells to write as Python has them; `form` has a `key` and
-    its `value`."""
+    """Returns the problem with the keys that it tells to write as Python has them; `form` has a
+    `key` and its `value`."""
     message = problem.message.replace(_FLAG, "")
     return replace(problem, message=_YAML.sub(lambda span: _python_of(span, form), message))
 
@@ -122,7 +123,7 @@ def _python_of(span: re.Match[str], form: str) -> str:
 
 
 def _tools(written: Any) -> str:
-    """The tools of a mapping, as a program gives those that agac brings."""
+    """Returns the tools of a mapping, as a program gives those that agac brings."""
     if not isinstance(written, dict) or not written.keys() <= vars(Tool).keys():
         return repr(written)
     with_keys = {

@@ -74,7 +74,7 @@ class GuardScope:
             yield node, self._arithmetic_findings(node)
 
     def _written(self, node: CelNode) -> str:
-        """The text of a part of the guard."""
+        """Returns the text of a part of the guard."""
         return self.text[node.start : node.end]
 
     def _name_findings(self, way: Chain) -> Iterator[_Finding]:
@@ -96,7 +96,7 @@ class GuardScope:
             yield from self._bare_name(head, rest)
 
     def _ambiguous(self, name: str) -> _Finding:
-        """The finding for a name of a column that is a stage's or agac's own, too."""
+        """Returns the finding for a name of a column that is a stage's or agac's own, too."""
         other = f"the result of stage {name!r}" if name in self.stages else f"agac's own {name!r}"
         message = f"`{name}` could be the input's column or {other}; rename the one or the other"
         return message, False
@@ -232,7 +232,8 @@ class GuardScope:
         return "number" in kinds and kinds <= NUMBERS | {"null"}
 
     def _schemas(self, node: CelNode) -> Sequence[Mapping[str, Any]] | None:
-        """The alternative schemas of the values of a way; None when nothing is known of them."""
+        """Returns the alternative schemas of the values of a way; None when nothing is known of
+        them."""
         if node.way is None:
             return None
         head, *rest = map(str, node.way)
@@ -265,7 +266,7 @@ class _AnyOf(Collection[str]):
 
 @lru_cache(maxsize=4)
 def _named_by_part(names: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
-    """The names that consist of several words, by each of their words."""
+    """Returns the names that consist of several words, by each of their words."""
     named: dict[str, list[str]] = {}
     for name in names:
         words = name.replace("-", " ").split()
@@ -302,7 +303,8 @@ def _conditions(node: CelNode) -> Iterator[CelNode]:
 
 
 def _comparisons(node: CelNode) -> tuple[str, list[tuple[CelNode, CelNode]]]:
-    """The sign of a comparison, and the pairs that it compares, a written value on the right."""
+    """Returns the sign of a comparison, and the pairs that it compares, a written value on the
+    right."""
     left, right = node.parts
     sign = node.value
     if sign == "in" and right.kind == "list":
@@ -392,14 +394,15 @@ def _impossible(
 
 
 def _kind_of(value: Any) -> str:
-    """The kind of a written value."""
+    """Returns the kind of a written value."""
     if type(value) in (int, float):
         return "number"
     return "string" if isinstance(value, str) else "boolean"
 
 
 def _similar_choice(value: Any, choices: Sequence[Any]) -> str:
-    """A question whether the text among the choices was meant that is most like this one."""
+    """Returns a question whether the text among the choices was meant that is most like this
+    one."""
     if not isinstance(value, str):
         return ""
     near = nearest(value, [choice for choice in choices if isinstance(choice, str)])
@@ -407,7 +410,7 @@ def _similar_choice(value: Any, choices: Sequence[Any]) -> str:
 
 
 def _remedy(name: str, kinds: frozenset[str], value: Any, *, is_formatted: bool) -> str:
-    """How to compare values of these kinds with `value`, where there is a way."""
+    """Says how to compare values of these kinds with `value`, if there is a way."""
     if kinds <= NUMBERS:
         field_kind = "number"
     elif len(kinds) == 1:

@@ -83,12 +83,14 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A value that the expression computes: its largest weight. Of a list: the most elements, and
-    what they are; None: they may be as heavy and as long as the whole."""
+    """A value that the expression computes."""
 
     weight: int
+    """Its largest weight."""
     length: int = 0
+    """Of a list: the most elements."""
     elements: _Value | None = None
+    """Of a list: its elements; None: they may be as heavy and as long as the whole."""
 
 
 _Value = _Known | _Made
@@ -97,23 +99,24 @@ _UNKNOWN = _Made(1, 1)
 
 
 def _opaque(weight: int) -> _Made:
-    """A value of which only the largest weight is known."""
+    """Returns a value of which only the largest weight is known."""
     return _Made(weight, weight // _SCALAR)
 
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """The evaluations of a macro's body, `times` in all; `times` is 1 outside of macros. `names`:
-    what macros bind, each with the loop that binds it."""
+    """The evaluations of a macro's body."""
 
     times: int = 1
+    """Their number in all; 1 outside of macros."""
     names: Mapping[str, tuple[_Value, int]] = field(default_factory=dict)
+    """The names that macros bind, each with the loop that binds it."""
     depth: int = 0
 
 
 def weight_of(value: Any, most: int) -> int:
-    """The steps in which the library copies a value: about 1 for 64 characters, 2 for a number, 8
-    for a field. Stops counting above `most`."""
+    """Returns the steps in which the library copies a value: about 1 for 64 characters, 2 for a
+    number, 8 for a field. Stops counting above `most`."""
     if isinstance(value, str):
         return _TEXT + len(value) // _CHARACTERS_COPIED
     if not isinstance(value, _LISTS):
@@ -155,8 +158,8 @@ class CostMeter:
         )
 
     def count(self, node: CelNode) -> int:
-        """The steps of `node`, and of giving its values to the library. Raises TooManySteps as
-        soon as they are too many."""
+        """Returns the steps of `node`, and of giving its values to the library. Raises
+        TooManySteps as soon as they are too many."""
         for value in self._values.values():
             self._charge(node, _HANDED * weight_of(value, self._most))
         self._value(node, _Loop())
@@ -188,7 +191,7 @@ class CostMeter:
         return known
 
     def _total(self, node: CelNode, value: _Value, loop: _Loop) -> int:
-        """The weight of the value of `node` in all evaluations of the loop."""
+        """Returns the weight of the value of `node` in all evaluations of the loop."""
         if isinstance(value, _Known) and value.aligned:
             self._weigh(node, value.values)
             return value.values.total or 0
@@ -232,7 +235,7 @@ class CostMeter:
         return _UNKNOWN
 
     def _step(self, node: CelNode, loop: _Loop) -> _Value:
-        """A field or an element, which the library copies."""
+        """Returns a field or an element, which the library copies."""
         before = self._value(node.parts[0], loop)
         key = node.value
         if node.kind == "index":
@@ -280,7 +283,7 @@ class CostMeter:
         return _PLAIN
 
     def _either(self, node: CelNode, first: _Value, second: _Value) -> _Value:
-        """A value that is the one or the other."""
+        """Returns a value that is the one or the other."""
         if not isinstance(first, _Known) or not isinstance(second, _Known):
             return _opaque(max(self._largest(node, first), self._largest(node, second)))
         self._charge(node, len(first.values.items) + len(second.values.items))
@@ -288,8 +291,8 @@ class CostMeter:
         return _Known.of(items, aligned=first.aligned and second.aligned)
 
     def _looked_through(self, node: CelNode, value: _Value, loop: _Loop) -> int:
-        """The steps of `in`: it reads lists to their end, and finds the fields of objects at
-        once."""
+        """Returns the steps of `in`: it reads lists to their end, and finds the fields of objects
+        at once."""
         if isinstance(value, _Known) and all(
             isinstance(one, Mapping) for one in value.values.items
         ):
@@ -316,7 +319,8 @@ class CostMeter:
         return _PLAIN
 
     def _matching(self, node: CelNode, parts: Sequence[_Value], loop: _Loop) -> int:
-        """The steps of `matches`: the pattern is compiled each time, and the text read once."""
+        """Returns the steps of `matches`: the pattern is compiled each time, and the text read
+        once."""
         text = parts[0]
         pattern = parts[-1]
         characters = self._total(node, text, loop) * _CHARACTERS_COPIED
@@ -384,7 +388,7 @@ def _inner(value: Any) -> Iterable[Any]:
 
 
 def _members(values: Iterable[Any], key: Any) -> list[Any]:
-    """The field or the element of each value that has it."""
+    """Returns the field or the element of each value that has it."""
     found = []
     for value in values:
         try:
@@ -425,8 +429,8 @@ _CLASS_PART = re.compile(r"\\(?P<large>[wWdDsSpP])|\\.|(?P<open>\[)|(?P<close>\]
 
 
 def pattern_size(pattern: str) -> PatternSize:
-    """The size of a regular expression of Rust's engine, at least about what it is. Never raises:
-    what is no regular expression has some size, too."""
+    """Returns the size of a regular expression of Rust's engine, at least about what it is. Never
+    raises: what is no regular expression has some size, too."""
     # a letter stands for itself in other cases as well
     folds = 3 if re.search(r"\(\?[a-zA-Z]*i", pattern) else 1
     groups = [(0, 0)]  # open groups: what was read of each
@@ -453,7 +457,7 @@ def pattern_size(pattern: str) -> PatternSize:
 
 
 def _class_end(pattern: str, place: int) -> tuple[int, int]:
-    """Where a class ends that was opened before `place`, and how many states it has."""
+    """Finds the end of a class that was opened before `place`, and counts its states."""
     states = _CLASS_STATES
     depth = 1
     place += len(re.compile(r"\^?\]?").match(pattern, place)[0])  # type: ignore[index]  # matches nothing, too
@@ -472,9 +476,9 @@ _MOST_ROOM = 2**22
 
 
 def plain_room(tree: CelNode) -> int:
-    """The weight up to which values can be given to an expression without a count, since no shape
-    of them would take more than MAX_STEPS; -1: none can. Raises TooManySteps for an expression
-    that takes more whatever it is given."""
+    """Returns the weight up to which values can be given to an expression without a count, since
+    no shape of them would take more than MAX_STEPS; -1: none can. Raises TooManySteps for an
+    expression that takes more whatever it is given."""
     least = CostMeter({}).count(tree)
     nodes = list(tree.walk())
     patterns = [
@@ -496,14 +500,14 @@ def plain_room(tree: CelNode) -> int:
 
 
 def _grows(node: CelNode) -> bool:
-    """Whether a part may weigh more than the values that are given."""
+    """True if a part may weigh more than the values that are given."""
     if node.kind in ("list", "map"):
         return any(part.kind != "literal" for part in node.parts)
     return (node.kind, node.value) == ("op", "+") or (node.kind == "macro" and node.value == "map")
 
 
 def _loops(node: CelNode) -> int:
-    """How often macros walk a list for each element of another one, at most."""
+    """Counts how often macros walk a list for each element of another one, at most."""
     inner = max(map(_loops, node.parts), default=0)
     if node.kind != "macro":
         return inner

@@ -159,7 +159,7 @@ def _node_faults(node: CelNode, text: str) -> Iterator[str]:
 
 
 def _call_fault(node: CelNode) -> str | None:
-    """The fault of a call: an unknown function, or one that is called in another way."""
+    """Returns the fault of a call: an unknown function, or one that is called in another way."""
     name = node.value
     is_method = node.kind == "method"
     arguments = len(node.parts) - is_method
@@ -244,7 +244,7 @@ def date_faults(tree: CelNode, text: str) -> Iterator[str]:
 
 
 def _sum_fault(literal: str, sign: str) -> str | None:
-    """The fault of a subtraction or division that is a date or another text of digits."""
+    """Returns the fault of a subtraction or division that is a date or another text of digits."""
     written = "".join(literal.split())
     operation = "a subtraction" if sign == "-" else "a division"
     is_what = f"`{written}` is {operation} of numbers"
@@ -330,7 +330,7 @@ def _slips(text: str) -> Iterator[_Slip]:
 
 
 def _unpaired_bracket(pieces: Iterable[Token]) -> _Slip | None:
-    """The first bracket that closes nothing, or else the last one that is never closed."""
+    """Returns the first bracket that closes nothing, or else the last one that is never closed."""
     opened: list[Token] = []
     for piece in pieces:
         if piece.kind != "sign":
@@ -350,7 +350,7 @@ def _unpaired_bracket(pieces: Iterable[Token]) -> _Slip | None:
 
 
 def _slip(text: str, before: Token, piece: Token, after: Token) -> _Slip | None:
-    """The mistake in one piece of a text, between the pieces before and after it."""
+    """Returns the mistake in one piece of a text, between the pieces before and after it."""
     match piece.kind:
         case "number":
             return _number_slip(text, before, piece)
@@ -366,7 +366,7 @@ def _slip(text: str, before: Token, piece: Token, after: Token) -> _Slip | None:
 
 
 def _number_slip(text: str, before: Token, number: Token) -> _Slip | None:
-    """A time without quotes, or an element of a list written as `.0`."""
+    """Returns a time without quotes, or an element of a list written as `.0`."""
     moment = _MOMENT.match(text, number.start)
     if moment:
         message = f'a time is written in quotes: `timestamp("{moment[0]}")`'
@@ -378,7 +378,7 @@ def _number_slip(text: str, before: Token, number: Token) -> _Slip | None:
 
 
 def _name_slip(before: Token, name: Token, after: Token) -> _Slip | None:
-    """A word of another language, or a reserved word as the name of a field."""
+    """Returns a word of another language, or a reserved word as the name of a field."""
     word = name.text
     if before.text == ".":
         if word not in ("in", *WORDS):
@@ -394,7 +394,7 @@ def _name_slip(before: Token, name: Token, after: Token) -> _Slip | None:
 
 
 def _escape_slip(quoted: Token) -> _Slip | None:
-    """A backslash in a text that escapes nothing."""
+    """Returns a backslash in a text that escapes nothing."""
     if re.match("[bB]?[rR]", quoted.text):
         return None
     at = _ESCAPE.sub("  ", quoted.text).find("\\")
@@ -408,7 +408,7 @@ def _escape_slip(quoted: Token) -> _Slip | None:
 
 
 def _sign_slip(before: Token, sign: Token, after: Token) -> _Slip | None:
-    """An operator of another language: `===`, `<>`, `?.` or `??`."""
+    """Returns an operator of another language: `===`, `<>`, `?.` or `??`."""
     word = sign.text
     is_joined = after.start == sign.end and after.text in (">", "=")
     if word in ("<", "==", "!=") and is_joined:
@@ -421,7 +421,7 @@ def _sign_slip(before: Token, sign: Token, after: Token) -> _Slip | None:
 
 
 def _character_slip(text: str, before: Token, bad: Token) -> _Slip:
-    """A character that begins nothing in CEL, with the word that it is part of."""
+    """Returns a character that begins nothing in CEL, with the word that it is part of."""
     start = bad.start
     character = bad.text
     rest = text[start:]
@@ -449,7 +449,7 @@ def _character_slip(text: str, before: Token, bad: Token) -> _Slip:
 
 
 def _letters_slip(text: str, before: Token, bad: Token, end: int) -> _Slip:
-    """A name with letters that names of CEL cannot have, up to `end`."""
+    """Returns a name with letters that names of CEL cannot have, up to `end`."""
     is_within_name = before.kind == "name" and before.end == bad.start and bad.text.isalnum()
     start = before.start if is_within_name else bad.start
     name = text[start:end]

@@ -38,7 +38,7 @@ def failed_call(node: CelNode, sides: Sides, what: str) -> str:
 
 
 def _numeric_remedy(function: str, name: str, value: Any) -> str | None:
-    """The remedy where a value is converted to a number, None where there is none."""
+    """Returns the remedy where a value is converted to a number, None where there is none."""
     if isinstance(value, bool):
         return f"; write `{name} ? 1 : 0`"
     if not isinstance(value, str):
@@ -49,7 +49,7 @@ def _numeric_remedy(function: str, name: str, value: Any) -> str | None:
 
 
 def _text_remedy(function: str, name: str, value: Any) -> str:
-    """The remedy where a function of texts is called of another value."""
+    """Returns the remedy where a function of texts is called of another value."""
     if isinstance(value, bool | int | float):
         return f": write `string({name}).{function}(…)`"
     if isinstance(value, list):
@@ -79,7 +79,7 @@ def failed_operation(
 
 
 def _comparison_remedy(text: str, sides: Sides) -> str:
-    """What is wrong with comparing these values in the operation `text`, and the remedy."""
+    """Says what is wrong with comparing these values in the operation `text`, and the remedy."""
     texts = [(name, value) for name, value in sides if isinstance(value, str)]
     # values of csv files are texts
     if len(texts) == 1 and any(type(value) in (int, float) for _, value in sides):
@@ -119,7 +119,7 @@ def _is_number(value: Any) -> bool:
 
 
 def skipped(name: str) -> str:
-    """The sentence for the result of a stage that the row skipped."""
+    """Returns the sentence for the result of a stage that the row skipped."""
     return f"{name} was skipped for this row; write `{name} != null && …`"
 
 
@@ -155,7 +155,7 @@ def described(value: Any) -> str:
 
 
 def foreign_kind(value: Any) -> str | None:
-    """What in a value the library cannot take; None when nothing is known."""
+    """Names the kind of value that the library cannot take; None if none is known."""
     match value:
         case Mapping() if any(not isinstance(key, str) for key in value):
             return "an object with a key that is no text"
@@ -173,7 +173,7 @@ def foreign_kind(value: Any) -> str | None:
 
 
 def _first_foreign(values: Iterable[Any]) -> str | None:
-    """The first kind in these values that the library cannot take."""
+    """Returns the first kind in these values that the library cannot take."""
     return next((kind for kind in map(foreign_kind, values) if kind is not None), None)
 
 
@@ -183,7 +183,7 @@ def _has_half_pair(text: str) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """The library's words, where they say more than that something does not fit."""
+    """Returns the library's words, where they say more than that something does not fit."""
     if isinstance(error, TypeError) or "Undefined variable" in str(error):
         return "its values do not fit together"
     return str(error).split(". ")[0].partition("\n")[0]

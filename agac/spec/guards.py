@@ -103,7 +103,7 @@ def _cost_faults(text: str, tree: CelNode) -> Iterator[str]:
 
 
 def _part(text: str, node: CelNode) -> str:
-    """The text of a part, cut to 80 characters."""
+    """Returns the text of a part, cut to 80 characters."""
     written = " ".join(text[node.start : node.end].split())
     if len(written) <= MAX_SHOWN:
         return written
@@ -217,8 +217,8 @@ class Evaluator:
         return self._program.execute(handed)
 
     def values(self, visible: Mapping[str, Any]) -> dict[str, Any]:
-        """The values that the guard read and the row has, by the ways as they are written: texts
-        and structures cut to 80 characters."""
+        """Returns the values that the guard read and the row has, by the ways as they are written:
+        texts and structures cut to 80 characters."""
         values: dict[str, Any] = {}
         for chain in self._guard.chains:
             value: Any = visible
@@ -233,8 +233,8 @@ class Evaluator:
         return values
 
     def _handed(self, visible: Mapping[str, Any]) -> dict[str, Any]:
-        """The values that the library is given: the names that the guard reads, of each only the
-        fields that it reads."""
+        """Returns the values that the library is given: the names that the guard reads, of each
+        only the fields that it reads."""
         handed: dict[str, Any] = {}
         for name, members in self._picked:
             try:
@@ -248,7 +248,7 @@ class Evaluator:
 
 
 def _members(chains: tuple[Chain, ...], name: str) -> tuple[str, ...] | None:
-    """The fields that the guard reads of `name`; None when it may read them all."""
+    """Returns the fields that the guard reads of `name`; None when it may read them all."""
     members = dict.fromkeys(
         chain[1] if len(chain) > 1 else None for chain in chains if chain[0] == name
     )
@@ -294,8 +294,8 @@ class _Parts:
     """The parts of a guard's text, evaluated one by one."""
 
     def __init__(self, text: str, steps: int, each: int = 0) -> None:
-        """All parts take no more than `steps` steps. `each` is the least that a part counts as: to
-        evaluate many small ones takes longer than the library takes for all together."""
+        """Allows all parts `steps` steps together. `each` is the least that a part counts as:
+        evaluating many small ones takes longer than the library takes for all together."""
         self._text = text
         self._left = steps
         self._each = each
@@ -395,7 +395,7 @@ def _over_elements(node: CelNode) -> Iterator[CelNode]:
 
 
 def _too_long(text: str, node: CelNode, values: Values) -> str:
-    """The sentence for a row for which a part of the guard takes too many steps."""
+    """Returns the sentence for a row for which a part of the guard takes too many steps."""
     part = _part(text, node)
     over = node.parts[0] if node.kind == "macro" else node
     sizes = []
@@ -408,7 +408,7 @@ def _too_long(text: str, node: CelNode, values: Values) -> str:
 
 
 def _followed(values: Values, way: Chain) -> Any:
-    """The value at a way, None where there is none."""
+    """Returns the value at a way, None where there is none."""
     value: Any = values
     try:
         for part in way:
@@ -486,13 +486,13 @@ class _Explainer:
         return failed_operation(node, text, sides, what, error, doubled(node, self._text))
 
     def _missing_name(self, name: str) -> str:
-        """The sentence for a name that the row does not have."""
+        """Returns the sentence for a name that the row does not have."""
         names = listed(name for name in self._visible if name not in ("row", "vars", "row_json"))
         remedy = f"write `has(row.{name}) && …` where it may be missing"
         return f"`{name}` is missing in this row; it has: {names}; {remedy}"
 
     def _shown(self, node: CelNode) -> str:
-        """A part as it is written."""
+        """Returns a part as it is written."""
         return self._text[node.start : node.end].strip()
 
     def _run(self, node: CelNode, values: Values) -> Any:
@@ -526,14 +526,14 @@ class _Explainer:
                 yield body, {**values, name.value: element}
 
     def _null(self, part: CelNode, what: str) -> str:
-        """The sentence for a part that is null."""
+        """Returns the sentence for a part that is null."""
         name = self._shown(part)
         if name in self._stages:
             return skipped(name)
         return f"{what}: {name} is null; write `{name} != null && …`"
 
     def _missing_step(self, node: CelNode, values: Values) -> str:
-        """The sentence for a step into a value that does not have it."""
+        """Returns the sentence for a step into a value that does not have it."""
         before = self._shown(node.parts[0])
         value = self._run(node.parts[0], values)
         key = node.value if node.kind == "select" else self._run(node.parts[1], values)
@@ -563,7 +563,8 @@ class _Explainer:
 
 
 def _unreadable(values: Values) -> str | None:
-    """The sentence for the first value that the library cannot take; None if there is none."""
+    """Returns the sentence for the first value that the library cannot take; None if there is
+    none."""
     for name, value in values.items():
         kind = foreign_kind(value)
         if kind:

@@ -72,7 +72,8 @@ when they are read."""
 
 
 def suffix_of(name: str) -> str:
-    """The suffix that tells what a file holds, in small letters: `.csv` of `Rows.CSV.gz`."""
+    """Returns the suffix that tells what a file holds, in small letters: `.csv` of
+    `Rows.CSV.gz`."""
     path = PurePath(name)
     if path.suffix.lower() in PACKED:
         path = path.with_suffix("")
@@ -80,7 +81,7 @@ def suffix_of(name: str) -> str:
 
 
 def format_of(name: str) -> InputFormat | None:
-    """The format that a file's name tells, if it tells one."""
+    """Returns the format that a file's name tells, if it tells one."""
     return SUFFIXES.get(suffix_of(name))
 
 
@@ -97,12 +98,14 @@ _REGROUPS = re.compile(
 
 
 class DatabaseUrl(NamedTuple):
-    """The path as it was written, the one statement that reads it, and whether its rows surely
-    keep their order."""
+    """An input that is read from a database."""
 
     path: str
+    """The path as it was written."""
     statement: str
+    """The one statement that reads it."""
     ordered: bool
+    """True if its rows surely keep their order."""
 
 
 def parse_database(text: str) -> DatabaseUrl:
@@ -140,7 +143,7 @@ def parse_database(text: str) -> DatabaseUrl:
 
 
 def _quoted(name: str) -> str:
-    """The name of a table as SQLite quotes it."""
+    """Returns the name of a table as SQLite quotes it."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -206,7 +209,7 @@ def _unused_warnings(spec: InputSpec, document: Document, key: str) -> list[Prob
 
 
 def _own_output(project: ProjectSpec, name: str, folder: str | None) -> Path:
-    """The folder for the results of the workflow `name`, from which no rows are read."""
+    """Returns the folder for the results of the workflow `name`, from which no rows are read."""
     if folder:
         with suppress(paths.OutsideProject):  # said where outputs are checked
             return paths.inside(project.root, folder)
@@ -214,7 +217,7 @@ def _own_output(project: ProjectSpec, name: str, folder: str | None) -> Path:
 
 
 def _missing_path(project: ProjectSpec) -> str:
-    """The message for an input without a path, with a file that may be meant."""
+    """Returns the message for an input without a path, with a file that may be meant."""
     files = files_in(project.root / "data", project.root)
     names = (path.relative_to(project.root).as_posix() for path in files if format_of(path.name))
     return (
@@ -378,7 +381,7 @@ class _Resolver:
         return replace(spec, path=folder, patterns=patterns)
 
     def _made(self, path: Path, shown: str, file_format: InputFormat | None) -> InputSpec:
-        """The input with the keys of the file."""
+        """Returns the input with the keys of the file."""
         keys = self.keys
         says_short = "on_short_record" in keys.model_fields_set
         return InputSpec(
@@ -399,7 +402,7 @@ class _Resolver:
         )
 
     def _place(self, text: str) -> Path:
-        """The absolute path of a file that the paths name."""
+        """Returns the absolute path of a file that the paths name."""
         if self.typed:
             return Path(text).resolve()
         root = self.project.root
@@ -414,8 +417,8 @@ class _Resolver:
         return path
 
     def _format_of(self, name: str) -> InputFormat | None:
-        """The format of a file: a typed file has that of its suffix before that of the workflow's
-        own input; .txt may be anything."""
+        """Returns the format of a file: a typed file has that of its suffix before that of the
+        workflow's own input; .txt may be anything."""
         declared = self.keys.format if self.keys.format not in NO_FILES else None
         by_name = format_of(name)
         if self.typed and by_name not in (None, "txt"):
@@ -448,7 +451,7 @@ class _Resolver:
         return self._made(path, PIPED, file_format)
 
     def _add_format(self) -> str:
-        """The remedy where no name tells the format."""
+        """Returns the remedy where no name tells the format."""
         formats = dict.fromkeys(SUFFIXES.values())
         return f"add {self.says_format}, or another of {listed(formats)}"
 
@@ -481,7 +484,7 @@ class _Resolver:
             raise Refused(f"{suffix[1:]} is compressed inside; unpack the {packed} around it")
 
     def _piped_format(self) -> InputFormat | None:
-        """The format of standard input."""
+        """Returns the format of standard input."""
         if self.keys.format in NO_FILES:
             raise Refused(f"format: {self.keys.format} cannot be piped in")
         return self.keys.format
@@ -502,7 +505,7 @@ class _Resolver:
         return replace(spec, format=self._one_format(names))
 
     def _with_all_files(self, text: str) -> str:
-        """A path; of a folder the pattern for all files in it."""
+        """Returns a path; of a folder the pattern for all files in it."""
         if self._place(text).is_dir():
             return f"{text.rstrip('/')}/{paths.ANY_FOLDERS}"
         return text
@@ -519,7 +522,7 @@ class _Resolver:
         return tuple(skipped)
 
     def _one_format(self, names: Iterable[str]) -> InputFormat:
-        """The one format that files with these names have."""
+        """Returns the one format that files with these names have."""
         formats: dict[InputFormat, str] = {}
         for name in names:
             file_format = self._format_of(name)
@@ -536,8 +539,8 @@ class _Resolver:
         return next(iter(formats))
 
     def _patterns(self, texts: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
-        """The folder that patterns are relative to, and the patterns. Everything that is wrong with
-        them is said at once."""
+        """Returns the folder that patterns are relative to, and the patterns. Everything that is
+        wrong with them is said at once."""
         refused = []
         patterns = []
         for text in texts:
@@ -554,7 +557,7 @@ class _Resolver:
         return root, tuple(path.relative_to(root).as_posix() for path in patterns)
 
     def _pattern(self, text: str) -> Path:
-        """The absolute path of a file or pattern in a list."""
+        """Returns the absolute path of a file or pattern in a list."""
         if text == PIPED or "://" in text:
             raise Refused(f"{named(text)!r} cannot stand in a list; a list names files")
         path = self._place(text)
@@ -581,7 +584,7 @@ def _refuse_address(text: str) -> None:
 
 
 def _first_matches(spec: InputSpec, texts: Sequence[str]) -> list[str]:
-    """The first files of all patterns. Raises Refused when one of them matches none."""
+    """Returns the first files of all patterns. Raises Refused when one of them matches none."""
     firsts = [
         next(paths.matching_rows(spec.path, (pattern,), spec.skipped), None)
         for pattern in spec.patterns

@@ -88,7 +88,8 @@ def _with_braces_filled(template: Template, known: Mapping[str, JSONValue]) -> T
 
 
 def _cannot_fill(name: str, variables: Mapping[str, JSONValue], *, in_card: bool) -> str | None:
-    """The message for a placeholder that has no value in instructions; None if it has one."""
+    """Returns the message for a placeholder that has no value in instructions; None if it has
+    one."""
     head, *rest = name.split(".")
     if head == VARS:
         with suppress(MissingField):
@@ -108,7 +109,7 @@ def _cannot_fill(name: str, variables: Mapping[str, JSONValue], *, in_card: bool
 
 
 def _unknown(shown: str, name: str, known: Iterable[str]) -> str:
-    """The message for double braces with an unknown name."""
+    """Returns the message for double braces with an unknown name."""
     if _NO_VALUE.fullmatch(name):
         return f"{shown} has no value in a run; remove it, or write \\{shown} to keep the text"
     remedy = did_you_mean(name, known, "known")

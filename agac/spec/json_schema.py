@@ -114,7 +114,7 @@ LOCAL_HOPS = 20  # more references in a row than this only go round in a circle
 
 
 def field_shape(field: str) -> dict[str, Any]:
-    """The JSON Schema of a result that holds one text."""
+    """Returns the JSON Schema of a result that holds one text."""
     return {"type": "object", "properties": {field: {"type": "string"}}, "required": [field]}
 
 
@@ -125,9 +125,9 @@ def subschemas(
     names: bool = False,
     into: Callable[[str], bool] = lambda key: key not in _DATA,
 ) -> Iterator[tuple[Path_, dict[str, Any]]]:
-    """Every mapping of a schema that can hold keywords, itself first, as far as they are in values
-    of the keywords `into`: in all but `enum`, `default` and the like. `names`: the keys of this
-    one are names."""
+    """Yields every mapping of a schema that can hold keywords, itself first, as far as they are in
+    values of the keywords `into`: in all but `enum`, `default` and the like. `names`: the keys of
+    this one are names."""
     if isinstance(schema, dict):
         if not names:
             yield path, schema
@@ -142,8 +142,8 @@ def subschemas(
 
 
 def target(root: Mapping[str, Any], ref: str) -> Any:
-    """The part of the schema that a local reference (`#/…`, `#anchor` or `#`) points at, None if
-    there is none."""
+    """Returns the part of the schema that a local reference (`#/…`, `#anchor` or `#`) points at,
+    None if there is none."""
     anchor, *parts = unquote(ref.removeprefix("#")).split("/")
     found: Any = root
     if anchor:
@@ -178,7 +178,7 @@ class _LastGoals:
         self._last: tuple[Mapping[str, Any], _Goals] | None = None
 
     def of(self, root: Mapping[str, Any]) -> _Goals:
-        """The goals of a schema, which nobody changes."""
+        """Returns the goals of a schema, which nobody changes."""
         if self._last is not None and self._last[0] is root:
             return self._last[1]
         by_anchor: dict[str, Any] = {}
@@ -202,8 +202,8 @@ class OpenShape(Exception):
 
 
 def resolved(root: Mapping[str, Any], schema: Any) -> dict[str, Any] | None:
-    """The schema that a reference leads to, or the schema itself; None if it leads nowhere or is
-    no mapping."""
+    """Returns the schema that a reference leads to, or the schema itself; None if it leads nowhere
+    or is no mapping."""
     for _ in range(LOCAL_HOPS):
         if not isinstance(schema, dict):
             return None
@@ -215,7 +215,7 @@ def resolved(root: Mapping[str, Any], schema: Any) -> dict[str, Any] | None:
 
 
 def alternatives(root: Mapping[str, Any], schema: Any, depth: int = 0) -> list[dict[str, Any]]:
-    """The alternatives of a schema, references followed. Raises OpenShape when they are not
+    """Returns the alternatives of a schema, references followed. Raises OpenShape when they are not
     known."""
     found = resolved(root, schema)
     if found is None or depth > LOCAL_HOPS or "allOf" in found or "if" in found:
@@ -247,7 +247,7 @@ def own_names(root: Mapping[str, Any], schema: Any) -> frozenset[str]:
 
 
 def step(root: Mapping[str, Any], schema: Any, part: str) -> list[Any]:
-    """The schemas of the member `part`, none when there is no such member."""
+    """Returns the schemas of the member `part`, none when there is no such member."""
     found: list[Any] = []
     for branch in alternatives(root, schema):
         properties = branch.get("properties", {})
@@ -290,22 +290,23 @@ _EACH_PART = (
 
 
 class SchemaCost(NamedTuple):
-    """`visits`: the parts of a schema that look at one value and at those around it. `branches`:
-    the ways in which the schema leads back to itself there. `choices`: the values that its largest
-    `enum` lists."""
+    """What checking a value against a schema costs."""
 
     visits: int
+    """The parts of the schema that look at one value and those around it."""
     branches: int
+    """The ways in which the schema leads back to itself there."""
     choices: int
+    """The values that its largest `enum` lists."""
 
 
 def schema_cost(body: Mapping[str, Any]) -> SchemaCost:
-    """The cost of a schema whose references can be followed; others count as nothing."""
+    """Returns the cost of a schema whose references can be followed; others count as nothing."""
     return _Count(body).of(body)
 
 
 def _too_many_visits(body: Mapping[str, Any]) -> str | None:
-    """Why a schema would take too long for any value; None for another one."""
+    """Says why a schema would take too long for any value; None for another one."""
     visits = schema_cost(body).visits
     if visits <= MAX_VISITS:
         return None
@@ -361,7 +362,7 @@ class _Count:
 
 
 def _schemas(key: str, value: Any) -> Iterable[Any]:
-    """The schemas that a keyword holds: one, several in a list, or one for each name."""
+    """Returns the schemas that a keyword holds: one, several in a list, or one for each name."""
     if isinstance(value, list):
         return value
     if key in ("dependentSchemas", "patternProperties"):
@@ -419,7 +420,7 @@ def _reads_on(body: dict[str, Any], key: str) -> bool:
 
 
 def goes_back(body: dict[str, Any], *keys: str) -> bool:
-    """Whether matching a pattern under one of these keywords, `pattern` and `patternProperties`,
+    """True if matching a pattern under one of these keywords, `pattern` and `patternProperties`,
     may go back. Rust's ordinary engine reads a text once; look-arounds and back-references take
     another one, which goes back."""
     return any(map(_goes_back, _patterns(body, *keys)))
@@ -438,8 +439,8 @@ def _goes_back(pattern: str) -> bool:
 def compiled(
     body: dict[str, Any], *, formats: bool = True, size: int = 1, texts: int = 1
 ) -> Draft202012Validator:
-    """The validator of a JSON Schema (draft 2020-12, whatever its `$schema` says): formats are
-    checked, nothing is ever fetched, no pattern is matched for ever: of a value of `size`
+    """Returns the validator of a JSON Schema (draft 2020-12, whatever its `$schema` says): formats
+    are checked, nothing is ever fetched, no pattern is matched for ever: of a value of `size`
     characters in so many `texts` all that go back are given up in time. Raises ValueError for a
     schema that cannot be compiled, or would take too long."""
     fault = _too_many_visits(body)
@@ -466,7 +467,7 @@ def _validator(body: dict[str, Any], most: int, **options: Any) -> Draft202012Va
 
 
 def compiles(body: dict[str, Any]) -> bool:
-    """Whether a schema can be compiled."""
+    """True if a schema can be compiled."""
     try:
         compiled(body)
     except ValueError:
@@ -478,7 +479,7 @@ UNQUOTED = "/~!$&'()*+,;=:@?"
 
 
 def pointer(*parts: str) -> str:
-    """The reference to a place, written as it must be."""
+    """Returns the reference to a place, written as it must be."""
     return "#/" + "/".join(
         quote(part.replace("~", "~0").replace("/", "~1"), safe=UNQUOTED) for part in parts
     )

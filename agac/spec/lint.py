@@ -51,8 +51,8 @@ class LintFinding(Problem):
 
 
 def card_files(workflow: Workflow) -> Iterator[tuple[str, Path]]:
-    """The files of the cards that each stage uses, those of the agents that it may call included;
-    no remote ones."""
+    """Yields the files of the cards that each stage uses, those of the agents that it may call
+    included; no remote ones."""
     written = (stage for stage in workflow.stages if not stage.is_escalation)
     agents = ((stage_of(stage.name), one.card) for stage in written for one in family(stage))
     yield from ((name, card.path) for name, card in agents if card is not None and not card.remote)
@@ -94,7 +94,7 @@ class Texts:
         return self._places
 
     def naming(self, name: str) -> Iterator[tuple[str, str]]:
-        """The stages and keys in whose texts `name` stands as a word, or as words that `-`
+        """Yields the stages and keys in whose texts `name` stands as a word, or as words that `-`
         joins."""
         words = _NAME_PART.findall(name)
         for text in min((self._texts_with.get(word, []) for word in words), key=len):
@@ -107,7 +107,7 @@ _NAME_PART = re.compile(r"\w+")
 
 
 def _with_file(value: Any, named_text: Callable[[str], str]) -> tuple[str, ...]:
-    """The text of a key's value, and that of the file which it names."""
+    """Returns the text of a key's value, and that of the file which it names."""
     text = _text(value)
     if isinstance(value, str) and "\n" not in value and (inner := named_text(value)):
         return text, inner
@@ -115,7 +115,7 @@ def _with_file(value: Any, named_text: Callable[[str], str]) -> tuple[str, ...]:
 
 
 def _text(value: Any) -> str:
-    """All texts of a value, keys included."""
+    """Joins all texts of a value, keys included."""
     if isinstance(value, dict | list):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         return "".join(f"{key}\n{_text(one)}" for key, one in pairs)
@@ -123,7 +123,7 @@ def _text(value: Any) -> str:
 
 
 def _named_text(value: str, home: Path) -> str:
-    """What is in the file of the project that a text names; nothing where it names none."""
+    """Reads the file of the project that a text names; "" if it names none."""
     try:
         path = inside(home, value)
         refuse_secret(path, home)
@@ -151,8 +151,8 @@ class Readers:
         self._before_all_takers = _before_all_takers(workflow, texts)
 
     def of(self, name: str) -> set[str]:
-        """Who uses the results of the stage `name`: the keys of other stages in which its name
-        stands, `*` for a stage that gets them without naming it, and `output`."""
+        """Returns who uses the results of the stage `name`: the keys of other stages in which its
+        name is, `*` for a stage that gets them without naming it, and `output`."""
         name = stage_of(name)
         found = {key for other, key in self._texts.naming(name) if other != name} - {
             "name",
@@ -166,7 +166,8 @@ class Readers:
 
 
 def _before_all_takers(workflow: Workflow, texts: Texts) -> set[str]:
-    """The stages upstream of one that takes all results upstream of it, without naming them."""
+    """Returns the stages upstream of one that takes all results upstream of it, without naming
+    them."""
     found = set[str]()
     for stage in reversed(workflow.stages):  # a row meets them in the other order
         if stage.name in found or _takes_all(stage, texts):
@@ -188,7 +189,7 @@ _IN_BRACKETS = re.compile(r"\bvars\[.([\w-]+).\]|\{\{\s*([\w-]+)\s*\}\}")
 
 
 def _used_variables(names: Collection[str], texts: Iterable[str]) -> set[str]:
-    """Those of the workflow's variables `names` that a text names."""
+    """Returns those of the workflow's variables `names` that a text names."""
     found = set[str]()
     lengths = {len(name) for name in names}
     for text in texts:
@@ -200,7 +201,7 @@ def _used_variables(names: Collection[str], texts: Iterable[str]) -> set[str]:
 
 
 def _ends_a_name(run: str, end: int) -> bool:
-    """Whether a name may end before the position `end` of a run of letters, digits, `_` and `-`."""
+    """True if a name may end before the position `end` of a run of letters, digits, `_` and `-`."""
     if end >= len(run):
         return end == len(run)
     return (run[end] == "-") != (run[end - 1] == "-")
@@ -209,7 +210,7 @@ def _ends_a_name(run: str, end: int) -> bool:
 def file_findings(
     workflow: Workflow, document: Document, texts: Texts, readers: Readers
 ) -> Iterator[LintFinding]:
-    """What the rules find that need the files of a sound workflow alone."""
+    """Yields the findings of the rules that need only the files of a sound workflow."""
     given: Any = document.data
     used = _used_variables(workflow.vars, (_text(given | {"vars": None}), *texts.each()))
     for name in workflow.vars:
@@ -233,7 +234,7 @@ def file_findings(
 
 
 def _lacks_descriptions(stage: WrittenStage, written: Any) -> bool:
-    """Whether a stage has a JSON Schema with fields and no description; the shorthand cannot have
+    """True if a stage has a JSON Schema with fields and no description; the shorthand cannot have
     any."""
     schema = stage.output_schema
     is_short = isinstance(written, dict) and not is_json_schema(written)
@@ -244,14 +245,12 @@ def _lacks_descriptions(stage: WrittenStage, written: Any) -> bool:
 
 
 def _described(part: Any) -> bool:
-    if isinstance(part, dict) and isinstance(part.get("description"), str):
-        return True
-    return any(
-        map(
-            _described,
-            part.values() if isinstance(part, dict) else part if isinstance(part, list) else (),
-        )
-    )
+    """True if a mapping somewhere in a part of a schema has a description."""
+    if isinstance(part, list):
+        return any(map(_described, part))
+    if not isinstance(part, dict):
+        return False
+    return isinstance(part.get("description"), str) or any(map(_described, part.values()))
 
 
 def secrets(text: str, shown: str) -> Iterator[LintFinding]:
@@ -284,9 +283,9 @@ def _is_secret(word: str) -> bool:
 
 
 def texts_read(files: Iterable[Path], project: ProjectSpec) -> dict[str, str]:
-    """The texts of these files, and of all files of the project that they name, directly or not,
-    by their shown paths. The rows of the input are not among them, and files that cannot be read,
-    of which `validate` says why."""
+    """Returns the texts of these files, and of all files of the project that they name, directly
+    or not, by their shown paths. The rows of the input are not among them, and files that cannot
+    be read, of which `validate` says why."""
     found = dict[str, str]()
     left = sorted(files, reverse=True)
     while left:
@@ -301,8 +300,8 @@ def texts_read(files: Iterable[Path], project: ProjectSpec) -> dict[str, str]:
 
 
 def _files_named(file: Path, text: str, project: ProjectSpec) -> list[Path]:
-    """The files that belong to a file with this text: those that it names or imports, and the lock
-    of its servers."""
+    """Returns the files that belong to a file with this text: those that it names or imports, and
+    the lock of its servers."""
     home = home_of(project.root).resolve()
     if file.suffix == ".py":
         if file.is_relative_to(home):
@@ -325,7 +324,7 @@ def _files_named(file: Path, text: str, project: ProjectSpec) -> list[Path]:
 
 
 def _values(data: Any) -> Iterator[str]:
-    """The texts in a value that may be paths: short ones on one line; no keys."""
+    """Yields the texts in a value that may be paths: short ones on one line; no keys."""
     if isinstance(data, dict | list):
         for inner in data.values() if isinstance(data, dict) else data:
             yield from _values(inner)
@@ -338,8 +337,8 @@ _ENDINGS = ("", ".md", ".json", *YAML_SUFFIXES)
 
 
 def _files_called(text: str, folders: Iterable[Path], home: Path) -> Iterator[Path]:
-    """The files of the project that a text names: by a path, with a function after it, or as a
-    folder of skills."""
+    """Yields the files of the project that a text names: by a path, with a function after it, or
+    as a folder of skills."""
     for folder in folders:
         for called in (*(text + ending for ending in _ENDINGS), text.partition(":")[0]):
             path = folder / called
@@ -352,8 +351,8 @@ def _files_called(text: str, folders: Iterable[Path], home: Path) -> Iterator[Pa
 
 
 def _skill_files(folder: Path, home: Path) -> Iterator[Path]:
-    """The files of a folder with a skill, or with folders of skills: the model may read each of
-    them."""
+    """Yields the files of a folder with a skill, or with folders of skills: the model may read
+    each of them."""
     skills = [
         file.parent
         for file in (folder / "SKILL.md", *files_in(folder, home, "*/SKILL.md"))
@@ -386,8 +385,8 @@ def invisible(text: str, shown: str) -> Iterator[LintFinding]:
 
 
 def _runs(line: str) -> Iterator[tuple[int, str]]:
-    """The columns, from 1, where characters that people do not see begin, each with those that
-    follow at once."""
+    """Yields the columns, from 1, where characters that people do not see begin, each with those
+    that follow at once."""
     start = 0
     signs = ""
     for at, sign in unseen(line):
@@ -418,7 +417,7 @@ def _named_signs(signs: str) -> str:
 
 
 def _remedy(sign: str, shown: str) -> str:
-    """What to do about a character, in words that fit the format of the file."""
+    """Says what to do about a character, in words that fit the format of the file."""
     escape = escape_of(sign)
     how = "in double quotes"
     if shown.endswith(".json"):
@@ -432,9 +431,9 @@ def _remedy(sign: str, shown: str) -> str:
 def split_by_comments(
     found: Iterable[LintFinding], texts: Mapping[str, str], off: Collection[RuleName]
 ) -> tuple[list[LintFinding], list[LintFinding]]:
-    """The findings that no rule in `off` made and no comment of their file ignores, with comments
-    that have names of no rules; and those that a comment ignores. A comment counts for its line,
-    and on a line of its own for the next one that is none."""
+    """Returns the findings that no rule in `off` made and no comment of their file ignores, with
+    comments that have names of no rules; and those that a comment ignores. A comment counts for
+    its line, and on a line of its own for the next one that is none."""
     ignored = set[tuple[str, int | None, str]]()
     kept = list(found)
     for file, text in texts.items():

@@ -78,9 +78,9 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
 def _read(
     kind: type[File], path: Path, shown: str, root: Path, place: str
 ) -> tuple[File | None, Document, list[Problem]]:
-    """A file as it can be read, and every problem; `place` is where the keys belong that stages
-    share. A project need not have its file: one with a workflow that was made in Python, or with a
-    store."""
+    """Returns a file as it can be read, and every problem; `place` is where the keys belong that
+    stages share. A project need not have its file: one with a workflow that was made in Python, or
+    with a store."""
     missing = kind is ProjectFile and not os.path.lexists(path)
     return checked_file(
         kind, Document(shown, None, []) if missing else read_yaml(path, shown, root), place
@@ -118,8 +118,8 @@ def checked_file(
 
 
 def _misplaced_hints(kind: type[FileModel], place: str) -> dict[str, dict[str, str]]:
-    """The messages for keys that belong elsewhere, by the path of their mapping: keys of the file
-    in a stage, and keys of stages at the top of the file."""
+    """Returns the messages for keys that belong elsewhere, by the path of their mapping: keys of
+    the file in a stage, and keys of stages at the top of the file."""
     of_file = kind.model_fields.keys()
     inner = {"stages[]": StageFile.model_fields, "defaults": DefaultsFile.model_fields}
     hints = {
@@ -132,7 +132,7 @@ def _misplaced_hints(kind: type[FileModel], place: str) -> dict[str, dict[str, s
 
 
 def _unknown_here(key: str, place: str) -> str:
-    """The message for a key that belongs to another place."""
+    """Returns the message for a key that belongs to another place."""
     return f"unknown key here; {key} belongs {place}"
 
 
@@ -143,8 +143,8 @@ _AT_TOP = "to the file as a whole: write it at the left margin"
 def read_workflow(
     path: Path, shown: str, root: Path
 ) -> tuple[WorkflowFile | None, Document, list[Problem]]:
-    """A workflow's file of the project at `root` alone, nothing of it resolved; None where it
-    cannot be read at all."""
+    """Returns a workflow's file of the project at `root` alone, nothing of it resolved; None where
+    it cannot be read at all."""
     return _read(WorkflowFile, path, shown, root, _OF_STAGES)
 
 
@@ -203,7 +203,7 @@ class BuiltWorkflow:
         )
 
     def placed(self, output: OutputSpec) -> OutputSpec:
-        """Where results go, when its keys have been read."""
+        """Returns where results go, once its keys were read."""
         return output
 
 
@@ -212,8 +212,8 @@ WorkflowSource = str | Path | BuiltWorkflow
 
 
 def workflow_keys(root: Path) -> list[Problem]:
-    """What is wrong in the workflows' files alone, without the project's: for one whose agac.yml
-    cannot be read."""
+    """Finds what is wrong in the workflows' files alone, without the project's: for one whose
+    agac.yml cannot be read."""
     files = files_in(root / str(PathsFile.model_fields["workflows"].default), root, "**/*.y*ml")
     return [
         one
@@ -223,8 +223,8 @@ def workflow_keys(root: Path) -> list[Problem]:
 
 
 def input_paths(project: ProjectSpec) -> list[str]:
-    """The paths and patterns from which the project's workflows read rows, as far as their files
-    can be read."""
+    """Returns the paths and patterns from which the project's workflows read rows, as far as their
+    files can be read."""
     read = (
         read_workflow(path, project.shown(path), home_of(project.root))[0]
         for path in workflow_files(project)
@@ -245,12 +245,13 @@ def input_paths(project: ProjectSpec) -> list[str]:
 
 
 def workflow_names(project: ProjectSpec) -> list[str]:
-    """The names of the project's workflows: its files' names without suffix, sorted."""
+    """Returns the names of the project's workflows: its files' names without suffix, sorted."""
     return sorted({file.stem for file in workflow_files(project)})
 
 
 def workflow_files(project: ProjectSpec, name: str = "*") -> list[Path]:
-    """The files of all workflows, or of those called `name`, in their folder and below it."""
+    """Returns the files of all workflows, or of those called `name`, in their folder and below
+    it."""
     by_name = project.once(workflow_files, lambda: _workflow_files(project))
     if name == "*":
         return sorted(chain.from_iterable(by_name.values()))
@@ -258,7 +259,7 @@ def workflow_files(project: ProjectSpec, name: str = "*") -> list[Path]:
 
 
 def _workflow_files(project: ProjectSpec) -> dict[str, list[Path]]:
-    """The files of all workflows by their names, sorted."""
+    """Returns the files of all workflows by their names, sorted."""
     home = home_of(project.root)
     folder = project.paths.workflows
     found: dict[str, list[Path]] = {}
@@ -336,8 +337,8 @@ def load_workflow(
 
 
 def _workflow_file(project: ProjectSpec, source: str | Path) -> Path | Problem:
-    """The file of a workflow; of one that is in the project and cannot be used, such as a link
-    that leads out of it, what is wrong. Raises UsageError for one that is not there."""
+    """Returns the file of a workflow; of one that is in the project and cannot be used, such as a
+    link that leads out of it, what is wrong. Raises UsageError for one that is not there."""
     try:
         return find_workflow(project, source)
     except UsageError as error:
@@ -414,7 +415,7 @@ def _lost_names(file: WorkflowFile, document: Document) -> bool:
 
 
 def _follows_from(problem: Problem, found: Iterable[Problem]) -> bool:
-    """Whether a problem only says again what was said of the same value, or of a wrong key (`pth`,
+    """True if a problem only says again what was said of the same value, or of a wrong key (`pth`,
     then: no path)."""
     if problem.message.startswith("missing key") and any(
         p.path.startswith(f"{problem.path}.") for p in found

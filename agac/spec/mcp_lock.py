@@ -42,15 +42,16 @@ class LockedTool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServerLock:
-    """What a server says of itself. What the model is told of it decides whether a server is still
-    the same: its tools and its instructions. Its name and version, and that of the protocol, are
-    for those who review."""
+    """What a server says of itself. Its tools and instructions, which models are given, decide
+    whether it is still the same; the rest is for those who review."""
 
     target: str
     tools: Mapping[str, LockedTool]
     instructions: str = ""
     server: str = ""
+    """Its name and version."""
     protocol: str = ""
+    """The version of the protocol."""
 
     @property
     def hash(self) -> str:
@@ -58,7 +59,8 @@ class ServerLock:
         return digest(canonical([self.instructions, self.tools])).hex()
 
     def told(self) -> dict[str, JSONValue]:
-        """What the model is told, for reading: each line of a text on a line of its own."""
+        """Returns what the model is given, for reading: each line of a text on a line of its
+        own."""
         tools = {
             name: (_lines(one.description), one.input_schema)
             for name, one in sorted(self.tools.items())
@@ -73,21 +75,21 @@ HUB = "https://huggingface.co"  # where HF_TOKEN is sent
 
 
 class ServerAddress(NamedTuple):
-    """How a server is reached: by a command, or at a URL where that is empty. `secrets` must not
-    be told of it."""
+    """How a server is reached: by a command, or at a URL."""
 
     command: list[str]
+    """Empty for a URL."""
     url: str
     headers: Mapping[str, str]
     folder: Path
     env: Mapping[str, str]
     secrets: list[str]
+    """Texts that must not be shown."""
 
 
 def connection(server: McpServer, root: Path, env: Mapping[str, str]) -> ServerAddress:
-    """What a server's keys mean with these variables. `https://huggingface.co/mcp?login` means
-    that HF_TOKEN is sent. Raises UsageError: a variable is not set, or somebody would have to log
-    in."""
+    """Resolves a server's keys with these variables. `https://huggingface.co/mcp?login` means that
+    HF_TOKEN is sent. Raises UsageError: a variable is not set, or somebody would have to log in."""
     from agac.spec.yaml import expand  # `agac runs` must not pay for the library of YAML
 
     missing: list[str] = []
@@ -129,7 +131,7 @@ def connection(server: McpServer, root: Path, env: Mapping[str, str]) -> ServerA
 def _without_login(
     url: str, headers: Mapping[str, str], env: Mapping[str, str], name: str
 ) -> tuple[str, str]:
-    """A URL without `?login`, and the token to be sent in its place."""
+    """Returns a URL without `?login`, and the token to be sent in its place."""
     parts = urlsplit(url)
     asked = [word for word in parts.query.split("&") if word]
     rest = [word for word in asked if word.partition("=")[0] != "login"]
@@ -155,12 +157,12 @@ def _without_login(
 
 
 def lock_file(card: Path) -> Path:
-    """Where the lock of a card's servers stands: beside it."""
+    """Returns the place of the lock of a card's servers: next to the card."""
     return card.with_name(card.stem + SUFFIX)
 
 
 def lock_text(servers: Mapping[str, ServerLock]) -> str:
-    """The text of a lock file: the same for the same servers."""
+    """Returns the text of a lock file: the same for the same servers."""
     beside = ("target", "server", "protocol")
     shown = {
         name: {key: getattr(one, key) for key in beside} | one.told()
@@ -183,8 +185,8 @@ def _joined(value: Any) -> str:
 
 
 def read_lock(path: Path, shown: str, command: str, root: Path) -> dict[str, ServerLock]:
-    """The servers of a lock file of the project at `root`, by name. `command` is what writes it.
-    Raises UsageError."""
+    """Returns the servers of a lock file of the project at `root`, by name. `command` is what
+    writes it. Raises UsageError."""
     remedy = f"Connect to its servers and write it with `{command}`, then review the file."
     if not os.path.lexists(path):
         raise UsageError(
@@ -219,9 +221,9 @@ def locked_tools(
     command: str,
     allow: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[list[ToolSpec], list[McpServer]]:
-    """The tools that servers offer by their `locks`, which stand in the file `shown`; and the
-    servers with what they are held to. `allow` has by server the names or patterns of the tools
-    that are wanted; where it says nothing, all are. A name that two servers have becomes
+    """Returns the tools that servers offer by their `locks`, which stand in the file `shown`; and
+    the servers with what they are held to. `allow` has by server the names or patterns of the
+    tools that are wanted; where it says nothing, all are. A name that two servers have becomes
     `server__tool`. Raises UsageError."""
     found: list[ToolSpec] = []
     held = []
@@ -258,8 +260,8 @@ def locked_tools(
 
 
 def _distinct_names(tools: Sequence[ToolSpec]) -> Iterator[str]:
-    """The names of servers' tools as models are told them: `tool`, else `server__tool`, else that
-    with a mark."""
+    """Yields the names of servers' tools as models are told them: `tool`, else `server__tool`,
+    else that with a mark."""
     plain = Counter(safe_name(tool.name) for tool in tools)
     full = Counter(safe_name(_full_name(tool)) for tool in tools)
     for tool in tools:
@@ -276,7 +278,7 @@ def _full_name(tool: ToolSpec) -> str:
 
 
 def told_otherwise(tools: Iterable[ToolSpec]) -> Iterator[str]:
-    """What models are told of a server's tools in a form of its own, since providers refuse the
+    """Yields what models are given of a server's tools in another form, since providers refuse the
     server's."""
     for tool in tools:
         own = tool.source.partition(":")[2]
@@ -315,8 +317,8 @@ def _allowed(lock: ServerLock, patterns: Sequence[str] | None, where: str) -> It
 
 
 def difference(locked: ServerLock, found: ServerLock) -> str:
-    """What the model is told of a server by its lock and by itself: tools and lines that differ;
-    empty: none does."""
+    """Compares what a server's lock and the server itself give a model: lists the tools and lines
+    that differ; "" if none does."""
     moved = found.target not in ("", locked.target)
     if locked.hash == found.hash and not moved:
         return ""

@@ -27,8 +27,9 @@ one level up."""
 
 
 def _salvaged(model: type[Model], data: JSONValue, error: ValidationError) -> Model | None:
-    """The data as `model` without what is wrong in it; None when too little is left. What comes of
-    it is never run: it only lets one `validate` find the problems of every file at once."""
+    """Returns the data as `model` without what is wrong in it; None when too little is left.
+    What comes of it is never run: it only lets one `validate` find the problems of every file
+    at once."""
     rest = copy.deepcopy(data)
     for _ in range(_ROUNDS if isinstance(rest, dict) else 0):
         errors = sorted(
@@ -104,12 +105,12 @@ Hints = Mapping[str, str]  # sentences by unknown key
 def validate(
     model: type[Model], document: Document, *, hints: Mapping[str, Hints] | None = None
 ) -> tuple[Model | None, list[Problem]]:
-    """The document's data as `model`, and every problem that it has. What the reader refused is
-    not reported twice. With problems the model is what could be salvaged, good only for finding
-    more of them; None when that is nothing. `hints` are sentences for unknown keys that mean
-    something elsewhere: by the path of their mapping, with `[]` for each place of a list, then by
-    key. A `null` of a key that may be left out is as if the key were not there; where nothing is
-    written behind a key, a value was forgotten."""
+    """Returns the document's data as `model`, and every problem that it has. What the reader
+    refused is not reported twice. With problems the model is what could be salvaged, good only for
+    finding more of them; None when that is nothing. `hints` are sentences for unknown keys that
+    mean something elsewhere: by the path of their mapping, with `[]` for each place of a list,
+    then by key. A `null` of a key that may be left out is as if the key were not there; where
+    nothing is written behind a key, a value was forgotten."""
     data: Any = {} if document.data is None else document.data
     try:
         return model.model_validate(data), []
@@ -138,7 +139,7 @@ def validate(
 
 
 def _without_nulls(data: Any, document: Document, error: ValidationError) -> Any:
-    """The data without the keys that are null and may be left out."""
+    """Returns the data without the keys that are null and may be left out."""
     found = [
         _way(one["loc"]) for one in error.errors(include_url=False) if one["type"] == NULL_REFUSED
     ]
@@ -174,8 +175,7 @@ def _problem(
 
 
 def _sentence(kind: str, value: Any, context: Mapping[str, Any], message: str) -> str:
-    """What is wrong with a value; `message` is pydantic's own, which is used where there is no
-    better."""
+    """Says what is wrong with a value; `message` is pydantic's own, the last resort."""
     if value is None:
         return NO_VALUE
     if kind in _EXPECTED:
@@ -201,8 +201,8 @@ def _sentence(kind: str, value: Any, context: Mapping[str, Any], message: str) -
 
 
 def described(value: Any) -> str:
-    """A value as the user wrote it, short, with its kind: `the text "abc"`, `the number 3`, `a
-    list`."""
+    """Returns a value as the user wrote it, short, with its kind: `the text "abc"`, `the number
+    3`, `a list`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
@@ -220,7 +220,7 @@ def described(value: Any) -> str:
 
 
 def known_keys(model: type[BaseModel], loc: Path_) -> list[str]:
-    """The keys that the mapping at `loc` of a file may have."""
+    """Returns the keys that the mapping at `loc` of a file may have."""
     found: Any = model
     for part in loc:
         is_model = isinstance(found, type) and issubclass(found, BaseModel)
@@ -229,7 +229,7 @@ def known_keys(model: type[BaseModel], loc: Path_) -> list[str]:
 
 
 def _stripped(annotation: Any) -> Any:
-    """The type under `Annotated`, `Optional` and the like."""
+    """Returns the type under `Annotated`, `Optional` and the like."""
     origin = get_origin(annotation)
     args = get_args(annotation)
     if origin is Annotated:

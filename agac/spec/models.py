@@ -148,7 +148,7 @@ class RowKeys(FileModel):
 
     @property
     def changes_rows(self) -> bool:
-        """Whether rows have other fields after it."""
+        """True if rows have other fields after it."""
         return not set(CHANGING).isdisjoint(self.operations)
 
     def group_faults(self) -> Iterator[str]:

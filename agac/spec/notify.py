@@ -18,20 +18,21 @@ WAYS = ("webhook", "apprise", "command", "heartbeat")
 
 @dataclass(frozen=True, slots=True)
 class NotifyTarget:
-    """Who is told, `on` which events; as it is written in a file: `${VAR}` is looked up when a
-    message is sent. One of `webhook`, `apprise`, `command` and `heartbeat` is set; the last is
-    called every minute instead."""
+    """Who is notified. One of `webhook`, `apprise`, `command` and `heartbeat` is set; `${VAR}` in
+    it is looked up when a message is sent."""
 
     on: tuple[NotifyKind, ...] = KINDS
+    """The events that are reported."""
     webhook: str | None = None
     secret: str | None = None
     apprise: str | None = None
     command: tuple[str, ...] | None = None
     heartbeat: str | None = None
+    """Called every minute, whatever happens."""
     where: Where = field(default=Where(""), compare=False)
 
     def stored(self) -> dict[str, Any]:
-        """What sending a message takes: nothing of it is a secret."""
+        """Returns what sending a message takes; nothing of it is a secret."""
         own = {
             name: getattr(self, name)
             for name in ("webhook", "secret", "apprise", "command", "heartbeat")

@@ -30,35 +30,37 @@ def ways(fields: Iterable[str]) -> tuple[Way, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a stage does in the place of asking a model; `key` is that of the stage's file.
-    `is_kept`: its results are stored. `gives_answer`: they are answers, and not what the row is
-    from there on."""
+    """What a stage does instead of asking a model."""
 
     key: ClassVar[str]
+    """The key of the stage's file."""
     is_kept: ClassVar[bool] = False
+    """True if its results are stored."""
     gives_answer: ClassVar[bool] = False
+    """True if its results are answers, and not what the row is from there on."""
 
     @property
     def may_drop(self) -> bool:
-        """Whether rows can leave there."""
+        """True if rows can leave there."""
         return self.key in ("filter", "python", "dedupe")
 
     def body(self) -> dict[str, JSONValue]:
-        """What decides its results, for the definition."""
+        """Returns what decides its results, for the definition."""
         return {self.key: _STORED[self.key][0](self)}
 
 
 @dataclass(frozen=True, slots=True)
 class Python(Operation):
-    """A function of the project is given the row; what it gives is the row from there on. None:
-    the row leaves. `processes`: calls run in that many; None: in this one. `timeout`: seconds that
-    one may take there."""
+    """Gives the row to a function of the project. Its result is the row from there on; None: the
+    row leaves."""
 
     key = "python"
     is_kept = True
     function: FunctionRef
     processes: int | None
+    """The number of processes that run calls; None: this one does."""
     timeout: float | None = None
+    """Seconds that a call may take in such a process."""
 
     def body(self) -> dict[str, JSONValue]:
         return {"python": str(self.function), "source": self.function.source_hash.hex()}
@@ -80,7 +82,7 @@ class Select(Operation):
     fields: tuple[str, ...]
 
     def apply(self, data: Fields) -> Fields:
-        """The row with these fields. Raises UnfitRow when it lacks one."""
+        """Returns the row with these fields. Raises UnfitRow when it lacks one."""
         _has(data, self.fields)
         return {field: data[field] for field in self.fields}
 
@@ -93,8 +95,8 @@ class Rename(Operation):
     names: Mapping[str, str]
 
     def apply(self, data: Fields) -> Fields:
-        """The row with the new names. Raises UnfitRow when it lacks a field, or has a new name
-        already."""
+        """Returns the row with the new names. Raises UnfitRow when it lacks a field, or has a new
+        name already."""
         _has(data, self.names)
         renamed = {self.names.get(name, name): value for name, value in data.items()}
         if len(renamed) < len(data):
@@ -118,18 +120,19 @@ Match = Literal["exact", "normalized", "structured"]
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Which of several answers is taken: the first that has the most frequent value of `field`
-    (`a.b`: the field b of a; None: the whole answer). With a `lead` that value has to lead every
-    other one by so many votes, and no more are asked once it does. `match` says which values are
-    the same. Longer answers than `max_length` have none."""
+    """Which of several answers is taken: the first with the most frequent value."""
 
     field: str | None = None
+    """The field (`a.b`: the field b of a) whose values are counted; None: the whole answer."""
     lead: int = 0
+    """The votes by which a value has to lead every other one; once it does, no more are asked."""
     match: Match = "exact"
+    """Which values are the same."""
     max_length: int | None = None
+    """Longer answers, in characters, have no vote."""
 
     def body(self) -> JSONValue:
-        """What it says, for JSON: the name of the field, where that is all."""
+        """Returns it as JSON: the name of the field alone if the rest is at its default."""
         said = {
             one.name: value
             for one in fields(self)
@@ -139,7 +142,7 @@ class Vote:
 
     @staticmethod
     def of(body: Any) -> Vote:
-        """The vote that has this body."""
+        """Returns the vote that has this body."""
         return Vote(**body if isinstance(body, dict) else {"field": body})
 
 
@@ -151,36 +154,39 @@ CHOICES: tuple[Choice, ...] = ("approve", "edit", "reject")
 
 @dataclass(frozen=True, slots=True)
 class Review(Operation):
-    """People decide on results of the stage `edit`: on those for which `when` holds (None, and no
-    `sample`: on all), and on a `sample` of the others, a share by the hash of the row's id; a
-    share `blind` of them is asked without the answer. `show` is what is shown beside it. `agree`:
-    the field in which two of several `reviewers` have to agree, None: the whole value. After
-    `timeout` seconds `on_timeout` says what counts as decided. An answer may be asked for again up
-    to `redo` times."""
+    """People decide on results of another stage."""
 
     key = "review"
     is_kept = True
     gives_answer = True
     edit: str
+    """The stage whose results are decided on."""
     when: Guard | None = None
+    """The condition for rows that wait; None without a `sample`: all rows."""
     sample: float = 0.0
+    """The share of the other rows that waits too, by the hash of the row's id."""
     blind: float = 0.0
+    """The share of these rows for which the answer is not shown."""
     show: tuple[Way, ...] = ()
+    """What is shown next to the answer."""
     choices: tuple[Choice, ...] = CHOICES
     on_reject: OnReject = "drop"
     reviewers: int = 1
     agree: str | None = None
+    """The field in which two `reviewers` have to agree; None: the whole value."""
     timeout: float | None = None
+    """Seconds after which `on_timeout` counts as the decision."""
     on_timeout: OnTimeout = "wait"
     redo: int = 0
+    """How often an answer may be asked for again."""
 
     @property
     def may_drop(self) -> bool:
-        """Whether rows can leave there."""
+        """True if rows can leave there."""
         return self.on_reject == "drop"
 
     def said(self) -> dict[str, JSONValue]:
-        """What differs from the defaults."""
+        """Returns the fields that differ from the defaults."""
         said = {
             one.name: value
             for one in fields(self)
@@ -192,7 +198,7 @@ class Review(Operation):
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> Review:
-        """The review of a stored definition."""
+        """Returns the review of a stored definition."""
         own = {**body, "show": ways(body.get("show", ()))}
         if "when" in body:
             own["when"] = Guard(body["when"], (), STORED)
@@ -226,9 +232,9 @@ def _has(data: Fields, fields: Iterable[str]) -> None:
 
 
 def changed_row(operation: Operation | None, data: Fields, value: str | None) -> Fields | None:
-    """The row after an operation that gives it other fields; `value` is its stored result (JSON).
-    None: not known, or the row is not fit for it, or a function gave a list, of which each row is
-    one of its own."""
+    """Returns the row after an operation that gives it other fields; `value` is its stored result
+    (JSON). None: not known, or the row is not fit for it, or a function gave a list, of which each
+    row is one of its own."""
     if isinstance(operation, Select | Rename):
         try:
             return operation.apply(data)
@@ -246,8 +252,8 @@ CHANGING = ("python", "select", "rename")
 
 
 def made_by(explode: object | None, group: object | None, operation: str | None) -> Makes | None:
-    """What a stage makes of rows: one that explodes, one that groups, or one with this operation,
-    by its key."""
+    """Returns what a stage makes of rows: one that explodes, one that groups, or one with this
+    operation, by its key."""
     if explode is not None:
         return "items"
     if group is not None:
@@ -279,8 +285,8 @@ _STORED: dict[str, tuple[Callable[[Any], JSONValue], Callable[[Any], Operation]]
 
 
 def read_operation(body: Mapping[str, Any]) -> Operation:
-    """The operation of a stored definition. Functions and conditions are named, not read: nothing
-    can be run."""
+    """Returns the operation of a stored definition. Functions and conditions are named, not read:
+    nothing can be run."""
     if "python" in body:
         shown, _, name = body["python"].rpartition(":")
         function = FunctionRef(
@@ -296,28 +302,30 @@ Incomplete = Literal["use", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows with the same values of `fields` are one group; without fields all are. A group of more
-    than `max_rows` members, or of more than `max_tokens` tokens of them, is asked in parts, and
-    then of the parts' results; None: not bounded. `incomplete` says what becomes of a group with
-    failed members."""
+    """How rows become groups."""
 
     fields: tuple[Way, ...]
+    """Rows with the same values of these are one group; without fields all rows are."""
     max_rows: int | None = None
+    """The most members of one call. A larger group is asked in parts, and then of the parts'
+    results; None: no limit."""
     max_tokens: int | None = None
+    """The most tokens of these members; None: no limit."""
     incomplete: Incomplete = "use"
+    """What happens to a group with failed members."""
 
     @property
     def reduces(self) -> bool:
-        """Whether groups may be cut into parts."""
+        """True if groups may be cut into parts."""
         return self.max_rows is not None or self.max_tokens is not None
 
     def fits(self, rows: int, tokens: int) -> bool:
-        """Whether one call holds so many members, of so many tokens."""
+        """True if one call holds so many members, of so many tokens."""
         fits = self.max_rows is None or rows <= self.max_rows
         return fits and (self.max_tokens is None or tokens <= self.max_tokens or rows == 1)
 
     def body(self) -> dict[str, Any]:
-        """What decides its results, for the definition."""
+        """Returns what decides its results, for the definition."""
         bounds = {"max_rows": self.max_rows, "max_tokens": self.max_tokens}
         reduce = {key: value for key, value in bounds.items() if value is not None}
         return {
@@ -328,7 +336,7 @@ class Group:
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> Group | None:
-        """The groups of a stage of a stored definition; None: it makes none."""
+        """Returns the groups of a stage of a stored definition; None: it makes none."""
         if "group_by" not in body:
             return None
         return Group(

@@ -43,7 +43,8 @@ _SUFFIXES = (".json", ".yaml", ".yml")
 
 
 def schema_name(text: str) -> str:
-    """A name that every provider takes: letters, digits, `_` and `-`, at most 64 of them."""
+    """Returns a name that every provider takes: letters, digits, `_` and `-`, at most 64 of
+    them."""
     return re.sub(r"[^A-Za-z0-9_-]+", "_", text).strip("_")[:64] or "result"
 
 
@@ -55,7 +56,8 @@ def load_schema(
     *,
     name: str,
 ) -> tuple[SchemaSpec | None, list[Problem]]:
-    """The schema that stands at `path` of `document`; `name` is what an inline one is called."""
+    """Returns the schema that stands at `path` of `document`; `name` is what an inline one is
+    called."""
     if isinstance(value, dict):
         return _inline(value, document, path, name)
     if isinstance(value, type):
@@ -157,8 +159,8 @@ def _json(text: str, shown: str, deepest: int) -> JSONValue:
 
 
 def _in_plain_words(error: json.JSONDecodeError) -> json.JSONDecodeError:
-    """The commonest slip in plain words and at its comma: Python's versions name and place it
-    differently."""
+    """Returns the commonest slip in plain words and at its comma: Python's versions name and place
+    it differently."""
     before = error.doc[: error.pos].rstrip()
     after = error.doc[error.pos :].lstrip()
     if after[:1] == ",":
@@ -204,13 +206,14 @@ def _not_finite(text: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A schema ready for use. `validate_extra` gives what the model's own validators say against a
-    value that already satisfies the schema: an empty list when nothing. `model` is the class that
-    both were made of."""
+    """A schema ready for use."""
 
     schema: Schema
     validate_extra: Callable[[JSONValue], list[str]] | None = None
+    """Returns what the model's own validators say against a value that satisfies the schema; empty
+    if nothing."""
     model: type[BaseModel] | None = None
+    """The class that both were made of."""
 
 
 def _python_schema(text: str, root: Path) -> PythonSchema:
@@ -253,9 +256,9 @@ def same_schema(spec: PythonSchema, root: Path) -> None:
 
 
 def resolve_schema(spec: SchemaSpec, root: Path, *, untrusted: bool = False) -> Resolved:
-    """The schema behind `spec`; imports a `PythonSchema`'s module. Raises `UsageError` when that
-    cannot be used. What is `untrusted` is not imported: of the class then no more is known than
-    what stands for its source."""
+    """Returns the schema behind `spec`; imports a `PythonSchema`'s module. Raises `UsageError`
+    when that cannot be used. What is `untrusted` is not imported: of the class then no more is
+    known than what stands for its source."""
     if isinstance(spec, JsonSchema):
         told = spec.schema.name
         if spec.model is None:
@@ -269,8 +272,8 @@ def resolve_schema(spec: SchemaSpec, root: Path, *, untrusted: bool = False) -> 
 
 
 def _of_model(model: object, told: str, name: str) -> Resolved:
-    """What a Pydantic model asks of answers: `told` to providers by one name, users by another.
-    Raises UsageError."""
+    """Returns what a Pydantic model asks of answers: providers know it by the name `told`, users by
+    another. Raises UsageError."""
     # heavy, and most workflows have no such schema
     from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -309,7 +312,7 @@ def _of_model(model: object, told: str, name: str) -> Resolved:
 
 
 def _imported(spec: PythonSchema, name: str, root: Path) -> object:
-    """What the module of the project has under the name of the class."""
+    """Imports the class from the module of the project."""
     file = _module_file(root, spec.module)
     if file is None:
         raise UsageError(
@@ -333,8 +336,8 @@ def _imported(spec: PythonSchema, name: str, root: Path) -> object:
 def field_problems(
     written: StageFile, schema: SchemaSpec | None, document: Document, path: Path_
 ) -> Iterator[Problem]:
-    """What is wrong with the fields of results that a stage's `vote` and `expect` name, as far as
-    files say. `schema` None: it has none, or one with problems."""
+    """Yields what is wrong with the fields of results that a stage's `vote` and `expect` name, as
+    far as files say. `schema` is None if there is none, or one with problems."""
     plain = (
         written.output_schema is None and written.output_field is None and written.reply == "text"
     )
@@ -357,7 +360,7 @@ def field_problems(
 
 
 def lacks_field(body: dict[str, Any], way: str) -> str | None:
-    """Why results of this schema cannot have the field; None when they can."""
+    """Says why results of this schema cannot have the field; None if they can."""
     shape = FieldShape(body)
     before = list[str]()
     for part in way.split("."):
@@ -398,7 +401,7 @@ _GENERIC = re.compile(
 
 
 def is_json_schema(body: dict[str, Any]) -> bool:
-    """Whether a mapping is JSON Schema rather than shorthand, where `type` may also be the name of
+    """True if a mapping is JSON Schema rather than shorthand, where `type` may also be the name of
     a field."""
     if (
         isinstance(body.get("properties"), dict)
@@ -416,8 +419,8 @@ def is_json_schema(body: dict[str, Any]) -> bool:
 def expand_shorthand(
     body: dict[str, Any], path: Path_ = ()
 ) -> tuple[dict[str, JSONValue], list[Fault]]:
-    """The JSON Schema of an object with these fields: closed, and with every field required that
-    has no `?`."""
+    """Returns the JSON Schema of an object with these fields: closed, and with every field
+    required that has no `?`."""
     faults: list[Fault] = []
     properties: dict[str, JSONValue] = {}
     required: list[str] = []
@@ -445,8 +448,8 @@ def expand_shorthand(
 
 
 def _schema_inside(value: dict[str, Any], path: Path_) -> str | None:
-    """A sentence when the mapping of a field reads as JSON Schema: the shorthand has no such
-    words."""
+    """Returns a sentence when the mapping of a field reads as JSON Schema: the shorthand has no
+    such words."""
     kind = value.get("type")
     if kind not in TYPES or not value.keys() <= KEYWORDS:
         return None
@@ -478,7 +481,7 @@ def _field(value: Any, path: Path_, faults: list[Fault]) -> JSONValue:
 
 
 def _type(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
-    """The JSON Schema of a type as the shorthand writes it; notes what is wrong with it."""
+    """Returns the JSON Schema of a type as the shorthand writes it; notes what is wrong with it."""
     if text.endswith("[]"):
         return {"type": "array", "items": _type(text[:-2].strip(), path, faults)}
     match = _LIST.fullmatch(text)
@@ -504,7 +507,7 @@ def _type(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
 
 
 def _choice(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
-    """The JSON Schema of a choice of texts, `a|b|c`; notes what is wrong with it."""
+    """Returns the JSON Schema of a choice of texts, `a|b|c`; notes what is wrong with it."""
     choices = [choice.strip() for choice in text.split("|")]
     if not all(choices):
         faults.append((path, f"{text!r} has an empty choice; write the choices as a|b|c"))
@@ -527,8 +530,8 @@ def _is_type(choice: str) -> bool:
 
 
 def _in_our_words(text: str) -> str:
-    """A type as other languages write it, `list[str]` or `Array<string>`, in the words of the
-    shorthand."""
+    """Returns a type as other languages write it, `list[str]` or `Array<string>`, in the words of
+    the shorthand."""
     match = _GENERIC.fullmatch(text)
     if match is None:
         return _ALIASES.get(text.lower(), text)

@@ -89,7 +89,7 @@ def _parse_table(text: str) -> tuple[str, str]:
 
 
 def _table_of_query(query: str) -> str:
-    """The table that follows `?` in the address of a SQLite database. Raises Refused."""
+    """Returns the table that follows `?` in the address of a SQLite database. Raises Refused."""
     parameters = parse_qsl(query, keep_blank_values=True)
     unknown = next((key for key, _ in parameters if key != "table"), None)
     if unknown is not None:
@@ -195,7 +195,7 @@ def _by_maker(
 def _different_rows(
     makers: Mapping[str | None, Sequence[str]], nodes: Sequence[StageNode], *, are_named: bool
 ) -> str:
-    """The message for results of rows of several kinds, which one file cannot have."""
+    """Returns the message for results of rows of several kinds, which one file cannot have."""
     makes = {node.name: node.makes for node in nodes}
     each = [
         f"{' and '.join(map(repr, names))} of {rows_in_words(maker, makes)}"
@@ -214,8 +214,8 @@ def _different_rows(
 def _with_results(
     chosen: Iterable[str], by_name: Mapping[str, StageNode], file: WorkflowFile
 ) -> tuple[str, ...]:
-    """The stages whose results the chosen ones have: in the place of a stage that only lets rows
-    through, those that it follows."""
+    """Returns the stages whose results the chosen ones have: in the place of a stage that only
+    lets rows through, those that it follows."""
     left = list(chosen)
     with_results = set()
     seen = set()

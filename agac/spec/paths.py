@@ -28,10 +28,10 @@ _log = logging.getLogger("agac")
 
 
 def find_project(start: Path, explicit: Path | None = None, *, bare: bool = False) -> Path:
-    """The project's root: `explicit` when given, else the nearest folder with an agac.yml from
-    `start` upward. Where there is none, it is `start` itself if it may be `bare`, else the nearest
-    folder with a store: what was run there can be read from below, and nothing new is put into it.
-    Raises `UsageError` when there is none."""
+    """Returns the project's root: `explicit` when given, else the nearest folder with an agac.yml
+    from `start` upward. Where there is none, it is `start` itself if it may be `bare`, else the
+    nearest folder with a store: what was run there can be read from below, and nothing new is put
+    into it. Raises `UsageError` when there is none."""
     if explicit is not None:
         if any((explicit / file).is_file() for file in (PROJECT_FILE, STORE)) or (
             bare and explicit.is_dir()
@@ -53,7 +53,7 @@ def find_project(start: Path, explicit: Path | None = None, *, bare: bool = Fals
 
 
 def _is_laid(file: Path) -> bool:
-    """Whether another user put a project into a folder that all users can write, as /tmp: its code
+    """True if another user put a project into a folder that all users can write, as /tmp: its code
     is not this user's to run. A message says so; an error would let any user keep others from
     working there."""
     if not hasattr(os, "geteuid") or not file.parent.stat().st_mode & stat.S_IWOTH:
@@ -72,12 +72,13 @@ def _is_laid(file: Path) -> bool:
 
 
 def project_root(project: Path | str | None, *, bare: bool = False) -> Path:
-    """The root of the project that a caller names, else of the one around the current folder."""
+    """Returns the root of the project that a caller names, else of the one around the current
+    folder."""
     return find_project(Path.cwd(), Path(project) if project is not None else None, bare=bare)
 
 
 def home_of(root: Path) -> Path:
-    """The folder of a project's agac.yml, .env, cards and Python: of a work dir that of the
+    """Returns the folder of a project's agac.yml, .env, cards and Python: of a work dir that of the
     project it was made in."""
     link = root / _HOME
     if not link.is_file() or link.is_symlink() or (root / PROJECT_FILE).exists():
@@ -86,7 +87,7 @@ def home_of(root: Path) -> Path:
 
 
 def work_dir(folder: Path, root: Path) -> Path:
-    """A folder for nothing but the state of jobs, made for the project at `root`. Raises
+    """Returns a folder for nothing but the state of jobs, made for the project at `root`. Raises
     UsageError."""
     if folder.is_dir():
         names = {path.name for path in folder.iterdir()}
@@ -115,14 +116,14 @@ def work_dir(folder: Path, root: Path) -> Path:
 
 
 def state_folders(root: Path) -> list[Path]:
-    """Where nothing is written but state: of a work dir, all of it."""
+    """Returns the folders to which nothing but state is written: of a work dir, all of it."""
     if home_of(root) == root:
         return [root / state for state in STATE_FOLDERS]
     return [root]
 
 
 def is_new_place(explicit: Path | None = None) -> bool:
-    """Whether a job would put its state into a folder that has neither an agac.yml nor a store
+    """True if a job would put its state into a folder that has neither an agac.yml nor a store
     yet."""
     root = find_project(Path.cwd(), explicit, bare=True)
     return not any((root / file).is_file() for file in (PROJECT_FILE, STORE))
@@ -150,9 +151,9 @@ class Unusable(Exception):
 
 
 def inside(root: Path, text: str, *, base: Path | None = None) -> Path:
-    """The absolute path of `text` with all links followed; it need not exist. `text` is relative
-    to `base` (None: the root). Raises `OutsideProject` for all that does not end inside `root`:
-    `..`, absolute paths, `~`, links, NUL."""
+    """Returns the absolute path of `text` with all links followed; it need not exist. `text` is
+    relative to `base` (None: the root). Raises `OutsideProject` for all that does not end inside
+    `root`: `..`, absolute paths, `~`, links, NUL."""
     if "\0" in text or len(text) > MAX_LENGTH:
         raise OutsideProject("is not a path")
     if text.startswith("~") or Path(text).is_absolute():
@@ -177,14 +178,14 @@ def inside(root: Path, text: str, *, base: Path | None = None) -> Path:
 
 
 def is_there(path: Path) -> bool:
-    """Whether something has this path that is no folder: a pipe, too, which is refused where it is
+    """True if something has this path that is no folder: a pipe, too, which is refused where it is
     read."""
     return path.exists() and not path.is_dir()
 
 
 def files_called(name: str, root: Path, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files that `name` may mean: in `folder` with a suffix, or a path with its own. Raises
-    `OutsideProject`."""
+    """Returns the files that `name` may mean: in `folder` with a suffix, or a path with its own.
+    Raises `OutsideProject`."""
     if name.endswith(suffixes):
         candidates = [inside(root, name), inside(root, name, base=folder)]
     else:
@@ -196,13 +197,13 @@ _SECRET = re.compile(r".*\.env(rc)?|\.env\..+", re.IGNORECASE)
 
 
 def secret_kind(path: Path, root: Path) -> str | None:
-    """Why what a resolved path holds is told to nobody: it is an environment file, or what agac or
-    git keeps, in the project or in a folder of it. None where it is an ordinary file."""
+    """Says why the content of a resolved path is never shown: it is an environment file, or what
+    agac or git keeps, in the project or in a folder of it. None if it is an ordinary file."""
     return _secret_kind(path, root.resolve())
 
 
 def _secret_kind(path: Path, real: Path) -> str | None:
-    """The same for a `real` root, which is resolved already."""
+    """Returns the same for a `real` root, which is resolved already."""
     parts = path.relative_to(real).parts if path.is_relative_to(real) else ()
     if {part.casefold() for part in parts} & {*STATE_FOLDERS}:
         return "is agac's or git's own"
@@ -222,8 +223,8 @@ def refuse_secret(path: Path, root: Path) -> None:
 
 
 def existing_file(value: str, root: Path, where: Where, *, base: Path | None = None) -> Path:
-    """The file of the project that `value` names, relative to `base` (the root when None). Raises
-    Unusable."""
+    """Returns the file of the project that `value` names, relative to `base` (the root when None).
+    Raises Unusable."""
     try:
         path = inside(root, value, base=base)
         refuse_secret(path, root)
@@ -238,7 +239,8 @@ def existing_file(value: str, root: Path, where: Where, *, base: Path | None = N
 
 
 def near_files(path: Path, root: Path) -> str:
-    """What was probably meant: a file with a like name beside `path`, or what its folder holds."""
+    """Suggests what was probably meant: a file with a similar name next to `path`, or what its
+    folder holds."""
     real = root.resolve()
     folder = next(parent for parent in path.parents if parent.is_dir())
     known = sorted(file.relative_to(real).as_posix() for file in folder.iterdir() if file.is_file())
@@ -252,8 +254,8 @@ _NO_NAME = re.compile(r"""[<>:"|?*\\\x00-\x1f]|[. ]\Z""")
 
 
 def refused_by_windows(path: str) -> list[str]:
-    """The parts of `path` that no file or folder of Windows can be called, by Microsoft's "Naming
-    Files, Paths"."""
+    """Returns the parts of `path` that no file or folder of Windows can be called, by Microsoft's
+    "Naming Files, Paths"."""
     return [part for part in path.split("/") if _DEVICE.fullmatch(part) or _NO_NAME.search(part)]
 
 
@@ -271,8 +273,8 @@ class ProjectPaths:
 
 
 def output_folder(text: str, root: Path, paths: ProjectPaths, source: Path) -> Path:
-    """The folder that `--output` names, relative to the project. Raises `UsageError` when results
-    may not go there."""
+    """Returns the folder that `--output` names, relative to the project. Raises `UsageError` when
+    results may not go there."""
     try:
         folder = inside(root, text)
         refuse_folder(folder, root, paths, source)
@@ -325,9 +327,9 @@ MAX_NAME = 63  # bytes of a name: PostgreSQL cuts a longer one
 
 
 def server_parts(text: str, *keys: str) -> tuple[str, str, str]:
-    """The address of a server's database, and what `text` says is read or written there: the key,
-    one of `keys`, with all that follows it; empty where it says nothing. Raises Refused for a
-    password that is written out."""
+    """Returns the address of a server's database, and what `text` says is read or written there:
+    the key, one of `keys`, with all that follows it; empty where it says nothing. Raises Refused
+    for a password that is written out."""
     found = re.search(rf"[?&]({'|'.join(keys)})=", text)
     address = text[: found.start()] if found else text
     if any(not _ONE_VARIABLE.fullmatch(one) for one in passwords(address)):
@@ -341,14 +343,14 @@ def server_parts(text: str, *keys: str) -> tuple[str, str, str]:
 
 
 def passwords(address: str) -> list[str]:
-    """What stands in the places of passwords of a server's address, as it is written there."""
+    """Returns what is in the places of passwords of a server's address, as it is written there."""
     user = address.partition("://")[2].rpartition("@")[0]
     found = re.findall(r"[?&](?:ssl)?password=([^&]*)", address)
     return [one for one in (user.partition(":")[2], *found) if one]
 
 
 def server_table(name: str) -> str:
-    """A table of a server, `NAME` or `SCHEMA.NAME`, as SQL takes it. Raises Refused."""
+    """Returns a table of a server, `NAME` or `SCHEMA.NAME`, as SQL takes it. Raises Refused."""
     parts = name.split(".")
     if len(parts) > 2 or not all(
         part and part.isprintable() and len(part.encode()) <= MAX_NAME for part in parts
@@ -363,23 +365,26 @@ SCHEMES = ("https://", "http://", "hf://", "file://")
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text names content by its address, and is not one in which an address stands."""
+    """True if a text names content by its address, and is not one in which an address stands."""
     return text.startswith(SCHEMES) and not any(map(str.isspace, text)) and "${" not in text
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteContent:
-    """What a `reference` named when it was fetched, and `what` it is to the workflow: `input`,
-    `prompt of classify`. `path` is the copy on this machine, `name` tells it in its cache, `hash`
-    stands for its bytes (none of a file of this machine), `commit` for its repository as it was
-    then."""
+    """Content that was fetched from another machine."""
 
     reference: str
+    """What named it."""
     name: str
+    """Its name in the cache."""
     hash: str
+    """Identifies its bytes; empty for a file of this machine."""
     commit: str | None = None
+    """The commit of its repository at that time."""
     what: str = ""
+    """What it is to the workflow: `input`, `prompt of classify`."""
     path: Path = field(default=Path(), compare=False)
+    """The copy on this machine."""
 
 
 Fetch = Callable[[str, str], tuple[RemoteContent, ...]]
@@ -412,19 +417,20 @@ class Unmatchable(Refused):
 
 
 def is_pattern(text: str) -> bool:
-    """Whether a path means all files of a kind."""
+    """True if a path means all files of a kind."""
     return _SIGNS.search(text) is not None
 
 
 def fixed_part(pattern: str) -> PurePosixPath:
-    """The folder in which a pattern begins to vary; of a path without signs its folder."""
+    """Returns the folder in which a pattern begins to vary; of a path without signs its folder."""
     parts = PurePosixPath(pattern).parts
     fixed = next((i for i, part in enumerate(parts) if is_pattern(part)), len(parts))
     return PurePosixPath(*parts[: min(fixed, len(parts) - 1)])
 
 
 def _rests(parts: Sequence[str]) -> Rests:
-    """A pattern, and what follows each `**` at its beginning, which also stands for no folder."""
+    """Returns a pattern, and what follows each `**` at its beginning, which also stands for no
+    folder."""
     depth = next(i for i, part in enumerate(parts) if part != ANY_FOLDERS)
     return {tuple(parts[i:]) for i in range(depth + 1)}
 
@@ -436,7 +442,8 @@ def _start(pattern: str) -> Rests:
 
 
 def _into(rests: Rests, name: str, *, link: bool) -> Rests:
-    """What is left inside the folder `name`; nothing when nothing in it can match."""
+    """Returns what is left of the patterns inside the folder `name`; empty if nothing in it can
+    match."""
     stay = [
         rest for rest in rests if rest[0] == ANY_FOLDERS and not link and not name.startswith(".")
     ]
@@ -445,12 +452,12 @@ def _into(rests: Rests, name: str, *, link: bool) -> Rests:
 
 
 def _takes(rests: Rests, name: str) -> bool:
-    """Whether the file `name` matches."""
+    """True if the file `name` matches."""
     return any(len(rest) == 1 and _fits(rest[0], name) for rest in rests)
 
 
 def matches(pattern: str, relative: str) -> bool:
-    """Whether a whole path, relative to where the pattern begins, matches."""
+    """True if a whole path, relative to where the pattern begins, matches."""
     *folders, name = PurePosixPath(relative).parts
     rests = _start(pattern)
     for folder in folders:
@@ -470,9 +477,10 @@ def _regex(part: str) -> Callable[[str], re.Match[str] | None]:
 
 
 def matching(root: Path, patterns: Sequence[str], skipped: Sequence[Path] = ()) -> Iterator[str]:
-    """The files below `root` that `patterns` name, relative to it with `/`: the patterns in their
-    order, each one's files by name, a file that several match once. A pattern that is the path of
-    a file names that file. `skipped` are folders of which nothing is taken. Raises Unmatchable."""
+    """Yields the files below `root` that `patterns` name, relative to it with `/`: the patterns in
+    their order, each one's files by name, a file that several match once. A pattern that is the
+    path of a file names that file. `skipped` are folders of which nothing is taken. Raises
+    Unmatchable."""
     real = root.resolve()
     for number, text in enumerate(patterns):
         found = iter((PurePosixPath(text).as_posix(),))
@@ -486,8 +494,8 @@ def matching(root: Path, patterns: Sequence[str], skipped: Sequence[Path] = ()) 
 
 
 def matching_rows(folder: Path, patterns: Sequence[str], skipped: Sequence[Path]) -> Iterator[str]:
-    """The files of an input below its folder, as `matching` finds them. Raises Unmatchable, also
-    where one is an environment file, or a link leads to one or to what agac or git keeps."""
+    """Yields the files of an input below its folder, as `matching` finds them. Raises Unmatchable,
+    also where one is an environment file, or a link leads to one or to what agac or git keeps."""
     real = folder.resolve()
     for name in matching(real, patterns, skipped):
         why = _secret_kind((real / name).resolve(), real)
@@ -499,8 +507,8 @@ def matching_rows(folder: Path, patterns: Sequence[str], skipped: Sequence[Path]
 
 
 def _below(root: Path, relative: str, rests: Rests, skipped: Sequence[Path]) -> Iterator[str]:
-    """The files of the folder `relative` (empty, or with a `/` at its end) and below that match
-    what is left."""
+    """Yields the files of the folder `relative` (empty, or with a `/` at its end) and below that
+    match what is left."""
     try:
         with os.scandir(root / relative) as found:
             entries = sorted((entry.name, entry.is_symlink()) for entry in found)

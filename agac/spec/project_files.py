@@ -74,8 +74,8 @@ def real_path(path: Path, root: Path) -> Path:
 
 
 def descriptor_of(path: Path, root: Path | None, *, may_be_secret: bool = True) -> int:
-    """The descriptor of a regular file, for reading. `root` is the folder that it must not leave
-    by a link; None is for a file that a user typed, which may be anywhere. Unless it
+    """Returns the descriptor of a regular file, for reading. `root` is the folder that it must not
+    leave by a link; None is for a file that a user typed, which may be anywhere. Unless it
     `may_be_secret`, it is no environment file of the project and none that agac or git keeps.
     Raises Refused, and OSError where it cannot be opened."""
     if root is None:
@@ -113,8 +113,8 @@ def _opened_below(real: Path, real_root: Path) -> int:
 def open_file(
     path: Path, shown: str, root: Path | None, *, may_be_secret: bool = True
 ) -> BufferedReader:
-    """A file for reading bytes, of whatever size; `shown` is its name in messages, the rest as
-    `descriptor_of` has it. Raises Unusable."""
+    """Returns a file for reading bytes, of whatever size; `shown` is its name in messages, the
+    rest as `descriptor_of` has it. Raises Unusable."""
     try:
         return os.fdopen(descriptor_of(path, root, may_be_secret=may_be_secret), "rb")
     except Refused as error:
@@ -135,8 +135,8 @@ def _reason(error: OSError, path: Path) -> str:
 def read_bytes(
     path: Path, shown: str, root: Path | None, *, most: int = MAX_BYTES, may_be_secret: bool = False
 ) -> bytes:
-    """The bytes of a file, at most `most`. Of a project's files none is read that is agac's or
-    git's own or an environment file, unless it `may_be_secret`. Raises Unusable."""
+    """Returns the bytes of a file, at most `most`. Of a project's files none is read that is
+    agac's or git's own or an environment file, unless it `may_be_secret`. Raises Unusable."""
     with open_file(path, shown, root, may_be_secret=may_be_secret) as file:
         try:
             raw = file.read(most + 1)
@@ -163,7 +163,7 @@ def _refuse_secret(real: Path, root: Path) -> None:
 
 
 def read_text(path: Path, shown: str, root: Path | None, *, most: int = MAX_BYTES) -> str:
-    """The text of a UTF-8 file with `\\n` line ends and without a byte order mark. Raises
+    """Returns the text of a UTF-8 file with `\n` line ends and without a byte order mark. Raises
     Unusable."""
     raw = read_bytes(path, shown, root, most=most)
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -182,7 +182,8 @@ def _line_ends(text: str) -> str:
 
 
 def required_text(path: Path, shown: str, root: Path | None, *, most: int = MAX_BYTES) -> str:
-    """As `read_text`, for a file without which nothing can be done. Raises SpecError."""
+    """Reads a file as `read_text` does, for a file without which nothing can be done. Raises
+    SpecError."""
     try:
         return read_text(path, shown, root, most=most)
     except Unusable as error:
@@ -190,9 +191,9 @@ def required_text(path: Path, shown: str, root: Path | None, *, most: int = MAX_
 
 
 def files_in(folder: Path, root: Path, pattern: str = "*") -> list[Path]:
-    """What matches a pattern in a folder of the project, sorted. Links are among it: they are
-    refused where they are read. Nothing where there is no such folder, or where it is a link that
-    leads out."""
+    """Lists what matches a pattern in a folder of the project, sorted. Links are included: they are
+    refused when they are read. Empty if there is no such folder, or if it is a link that leads
+    out."""
     try:
         real_path(folder, root)
         return sorted(folder.glob(pattern)) if folder.is_dir() else []

@@ -33,7 +33,7 @@ FunctionInput = dict[str, JSONValue] | list[dict[str, JSONValue]]
 
 
 def python_tree(source: bytes, shown: str) -> ast.Module:
-    """What `source` says. Raises Unusable, with the line where it is not Python."""
+    """Parses `source`. Raises Unusable, with the line, if it is not Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python shows them when the file is imported
@@ -93,9 +93,9 @@ def source_hash(file: Path, root: Path) -> tuple[bytes, list[Problem]]:
 
 
 def source_files(file: Path, root: Path) -> tuple[dict[str, str], list[Problem]]:
-    """The paths, relative to `root`, of `file` and of every module of the project that it imports,
-    directly or not, each with a hash of its text. Problems: a module that is no Python, cannot be
-    read, or leads out of the project."""
+    """Returns the paths, relative to `root`, of `file` and of every module of the project that it
+    imports, directly or not, each with a hash of its text. Problems: a module that is no Python,
+    cannot be read, or leads out of the project."""
     root = root.resolve()
     texts: dict[str, str] = {}
     problems: list[Problem] = []
@@ -126,7 +126,7 @@ def source_files(file: Path, root: Path) -> tuple[dict[str, str], list[Problem]]
 
 @lru_cache(maxsize=1024)
 def _imports(source: bytes, shown: str) -> list[_Import]:
-    """Every import of a file, in no order that matters. Raises Unusable."""
+    """Returns every import of a file, in no order that matters. Raises Unusable."""
     found = []
     for node in ast.walk(python_tree(source, shown)):
         if isinstance(node, ast.Import):
@@ -142,8 +142,8 @@ def _imports(source: bytes, shown: str) -> list[_Import]:
 
 
 def _targets(one: _Import, package: Parts, root: Path) -> Iterator[Parts]:
-    """The modules that an import may mean: a name that is imported from a package may be a module
-    of it."""
+    """Yields the modules that an import may mean: a name that is imported from a package may be a
+    module of it."""
     up = max(one.level - 1, 0)
     if up > len(package):
         return
@@ -157,8 +157,8 @@ def _targets(one: _Import, package: Parts, root: Path) -> Iterator[Parts]:
 
 
 def _files(target: Parts, root: Path, problems: list[Problem], where: Where) -> Iterator[Path]:
-    """The files that importing `target` runs, as far as they are the project's: of every package
-    on the way, too."""
+    """Yields the files that importing `target` runs, as far as they are the project's: of every
+    package on the way, too."""
     if not target or target[0] in NEVER_OURS:
         return
     for end in range(1, len(target) + 1):
@@ -191,17 +191,18 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class FunctionRef:
-    """A function that rows are given to. `shown` is `file` relative to the project's root.
-    `source_hash` (16 bytes) stands for the text of the file and of every module of the project
-    that it imports, of those again, and so on: see `agac.spec.python_code`. The function's name is
-    not in it. `gives_lists`: the annotation of its result says so."""
+    """A function that rows are given to."""
 
     file: Path
     shown: str
+    """`file` relative to the project's root."""
     name: str
     is_async: bool
     source_hash: bytes
+    """A hash (16 bytes) of the text of the file and of every module of the project that it imports,
+    directly or not. The function's name is not in it."""
     gives_lists: bool = False
+    """True if the annotation of its result says so."""
 
     def __str__(self) -> str:
         return f"{self.shown}:{self.name}"
@@ -302,8 +303,8 @@ def _gives_lists(node: ast.stmt) -> bool:
 
 
 def bound_names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """What the top level of a file names, in order, so that the last one counts; also what it
-    names in branches."""
+    """Yields what the top level of a file names, in order, so that the last one counts; including
+    what it names in branches."""
     for node in body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -322,8 +323,8 @@ def bound_names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _unfit(node: ast.stmt, tool: bool) -> str | None:
-    """Why this cannot be called, after its line. What a decorator makes of it is seen when it is
-    imported."""
+    """Says why this cannot be called, after its line. What a decorator makes of it is seen when it
+    is imported."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             # its parts that are not those of a function within it
@@ -374,7 +375,7 @@ _newest: dict[Path, _Package] = {}
 
 
 def import_file(file: Path, root: Path) -> ModuleType:
-    """The module that is `file` (absolute, links followed), imported unless it was. Raises
+    """Returns the module that is `file` (absolute, links followed), imported unless it was. Raises
     whatever its code raises."""
     root = root.resolve()
     if _finder not in sys.meta_path:
@@ -408,7 +409,7 @@ class _Package:
         sys.modules[self.name] = module
 
     def is_outdated(self) -> bool:
-        """Whether a file is another than the one that was imported."""
+        """True if a file is another than the one that was imported."""
         return any(self._now(path) != source for path, source in self.read.items())
 
     def _now(self, path: Path) -> bytes | None:
@@ -436,7 +437,7 @@ class _Package:
         return sys.modules[f"{self.name}.{first}"]
 
     def _owns(self, first: str) -> bool:
-        """Whether a top-level name is the project's: a file or package at its root, or a folder
+        """True if a top-level name is the project's: a file or package at its root, or a folder
         that nobody shadows."""
         if first not in self._owned:
             if first in NEVER_OURS:
@@ -463,7 +464,7 @@ class _Loader(SourceFileLoader):
         self._package = package
 
     def get_code(self, fullname: str) -> Any:
-        """The file's code; remembers its text."""
+        """Returns the file's code; remembers its text."""
         path = self.get_filename(fullname)
         try:
             source = read_bytes(Path(path), as_written(path), self._package.root)
@@ -484,7 +485,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's file, with our loader; ImportError for a link that leads out of the
+        """Returns the module's file, with our loader; ImportError for a link that leads out of the
         project."""
         package = _packages.get(name.partition(".")[0])
         if package is None or path is None:

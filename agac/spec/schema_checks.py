@@ -79,8 +79,7 @@ def _identity_faults(body: dict[str, Any], faults: Sequence[Fault]) -> Iterator[
 
 
 def schema_warnings(body: dict[str, Any]) -> list[Fault]:
-    """What a schema that is none the worse for it has without effect, or with another one than its
-    author may mean."""
+    """Finds what has no effect in a valid schema, or another one than its author may mean."""
     found: list[Fault] = []
     for path, sub in subschemas(body, into=WITHIN.__contains__):
         for key in sub.keys() - KEYWORDS:
@@ -113,8 +112,8 @@ def schema_warnings(body: dict[str, Any]) -> list[Fault]:
 
 
 def _meta_faults(body: dict[str, Any]) -> list[Fault]:
-    """Where the schema is not what the meta-schema of draft 2020-12 says. Compiling checks the
-    same, but says less."""
+    """Finds where the schema is not what the meta-schema of draft 2020-12 says. Compiling checks
+    the same, but says less."""
     # 0.1 s and 10 MB, which a schema that compiles does not need
     from jsonschema import Draft202012Validator
 

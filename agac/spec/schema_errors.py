@@ -35,8 +35,8 @@ TOO_MANY = (
 def some_errors(
     validator: Draft202012Validator, cost: SchemaCost, value: Any, most: int
 ) -> Sequence[ValidationError] | None:
-    """The first errors of a value that does not fit, at most `most`; None where making them would
-    take too long."""
+    """Returns the first errors of a value that does not fit, at most `most`; None where making
+    them would take too long."""
     from jsonschema_rs import ValidationError
 
     values, depth = size_of(value)
@@ -60,7 +60,7 @@ def some_errors(
 
 
 def size_of(value: Any) -> tuple[int, int]:
-    """How many values there are in a JSON value, itself included, and how deep they are nested."""
+    """Counts the values in a JSON value, itself included, and how deep they are nested."""
     count = depth = 0
     level = [value]
     while level:

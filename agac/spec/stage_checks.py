@@ -110,7 +110,7 @@ def _function_faults(written: StageFile) -> Iterator[tuple[str, str]]:
 
 
 def _of_other_stages(key: str, operation: str) -> str:
-    """The message for a key that a stage with `operation` cannot have."""
+    """Returns the message for a key that a stage with `operation` cannot have."""
     if key == "reduce" and operation == "python":
         return "a function is given all rows of a group at once, so that none is cut; remove reduce"
     if key == "group_by":
@@ -181,5 +181,5 @@ def _round_problems(stage: WrittenStage) -> Iterator[Problem]:
 
 
 def batch_problem(stage: WrittenStage, key: str, message: str, *, warning: bool = False) -> Problem:
-    """A problem with a key of a stage's `batch`, at the level that set it."""
+    """Returns a problem with a key of a stage's `batch`, at the level that set it."""
     return Problem(stage.at(f"batch.{key}"), message, "warning" if warning else "error")

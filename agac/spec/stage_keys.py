@@ -63,8 +63,8 @@ def with_defaults(kind: type[Keys], values: Mapping[str, Any]) -> Keys:
 
 @cache
 def _defaults(kind: type[FileModel]) -> dict[str, Any]:
-    """The keys of `kind` at their defaults. Pydantic copies each default for each value: a third
-    of a stage's time."""
+    """Returns the keys of `kind` at their defaults. Pydantic copies each default for each value: a
+    third of a stage's time."""
     return dict(kind.model_construct())
 
 
@@ -78,8 +78,8 @@ def set_keys(level: FileModel) -> Iterator[str]:
 
 
 def places_of(keys: FileModel, document: Document, path: Path_) -> dict[str, Where]:
-    """The place of each key that a mapping at `path` sets; keys of a mapping in it that merges are
-    named as `batch.deadline`."""
+    """Returns the place of each key that a mapping at `path` sets; keys of a mapping in it that
+    merges are named as `batch.deadline`."""
     return {key: document.where((*path, *key.split("."))) for key in set_keys(keys)}
 
 
@@ -116,7 +116,7 @@ def run_rules(
 
 
 def _notify_targets(rules: RunRulesFile, document: Document) -> tuple[NotifyTarget, ...]:
-    """The targets of `notify`, each with its place in `document`."""
+    """Returns the targets of `notify`, each with its place in `document`."""
     targets = []
     for index, target in enumerate(rules.notify):
         keys: dict[str, Any] = {
@@ -133,8 +133,8 @@ def value_of(written: Any) -> Any:
 
 
 def same_fields(written: StageFile, keys: DefaultsFile) -> dict[str, Any]:
-    """The fields of a Stage that are keys of files: `keys` has those that several levels may
-    give."""
+    """Returns the fields of a Stage that are keys of files: `keys` has those that several levels
+    may give."""
     return {
         name: value_of(getattr(keys if name in DefaultsFile.model_fields else written, name))
         for name in SAME

@@ -27,7 +27,7 @@ from agac.spec.yaml import Document
 
 
 def group_of(written: StageFile) -> Group | None:
-    """How the stage makes groups; None if it makes none."""
+    """Returns how the stage makes groups; None if it makes none."""
     if written.group_by is None:
         return None
     bounds = dict(written.reduce) if written.reduce else {}

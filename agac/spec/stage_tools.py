@@ -122,12 +122,12 @@ class ToolReader:
             self._note(self._at(key), message)
 
     def _max_turns(self) -> int:
-        """The most turns of a conversation: the command line's, the stage's, the card's."""
+        """Returns the most turns of a conversation: the command line's, the stage's, the card's."""
         of_card = self.card.keys.request_params.max_iterations if self.card else None
         return self.overrides.max_turns or self.written.max_turns or of_card or MAX_TURNS
 
     def _runtime(self, keys: RuntimeFile) -> dict[str, Any]:
-        """The fields of a stage whose tasks a program runs, which has tools of its own."""
+        """Returns the fields of a stage whose tasks a program runs, which has tools of its own."""
         self._note_keys_of_runtime(keys)
         files: tuple[str, ...] = ()
         source = None
@@ -159,7 +159,7 @@ class ToolReader:
             self._note(self._at("runtime"), message)
 
     def _mode(self) -> ToolsMode:
-        """Where results of tools come from."""
+        """Returns where results of tools come from."""
         mode = self._chosen_mode()
         if mode == "replay" and self.overrides.replay is None:
             message = (
@@ -172,7 +172,7 @@ class ToolReader:
         return mode
 
     def _chosen_mode(self) -> ToolsMode:
-        """The mode that the command line says or means, else the stage's."""
+        """Returns the mode that the command line says or means, else the stage's."""
         if self.overrides.tools_mode:
             return self.overrides.tools_mode
         if self.overrides.tool_stubs:
@@ -182,7 +182,7 @@ class ToolReader:
         return self.written.tools_mode or "live"
 
     def _spec(self, mode: ToolsMode) -> AgentSpec:
-        """The parts of the agent, apart from the tools themselves, that decide answers."""
+        """Returns the parts of the agent, apart from the tools themselves, that decide answers."""
         params = self.card.keys.request_params if self.card else RequestParamsFile()
         reads = self.written.reads
         stubs = self._stubs(kept=mode == "stub")
@@ -201,7 +201,7 @@ class ToolReader:
         )
 
     def _skill_reader(self) -> NamedTool:
-        """The tool that reads the skills of the stage."""
+        """Returns the tool that reads the skills of the stage."""
         where = self._at("skills")
         folders: dict[str, Any] = {skill.name: skill.folder for skill in self.skills}
         content = self._hash([f"{escape(folder)}/**" for folder in folders.values()], where)
@@ -231,7 +231,8 @@ class ToolReader:
             yield from self._locked(servers, card.path, at(("mcp_connect",)), keys.tools)
 
     def _of_stage(self, name: str) -> Iterable[NamedTool]:
-        """The tools that the stage calls `name`; none, and a problem, where there are none."""
+        """Returns the tools that the stage calls `name`; none, and a problem, where there are
+        none."""
         where = self._at("tools", name)
         server, _, pattern = name.partition(":")
         if name in self.project.functions:
@@ -264,7 +265,7 @@ class ToolReader:
             yield NamedTool("function", str(function), where, function=function)
 
     def _server(self, name: str, where: Where) -> list[McpServer]:
-        """The server of agac.yml that is called `name`; none, and a problem, where there is
+        """Returns the server of agac.yml that is called `name`; none, and a problem, where there is
         none."""
         servers = card_servers([name], self.project)
         if not servers:
@@ -344,7 +345,7 @@ class ToolReader:
             yield NamedTool("mcp", spec.source, where, spec=spec)
 
     def _stub_names(self) -> Iterable[str]:
-        """The tools that have stand-ins; none where their file cannot be read."""
+        """Returns the tools that have stand-ins; none where their file cannot be read."""
         stubs = self.overrides.tool_stubs or self.written.tool_stubs or {}
         if not isinstance(stubs, str):
             return stubs
@@ -439,7 +440,7 @@ class ToolReader:
         return stubs
 
     def _stub(self, stub: Any, where: Where, home: Path, *, kept: bool) -> Any:
-        """A stand-in, with a hash if it is a file. Notes what is wrong with it."""
+        """Returns a stand-in, with a hash if it is a file. Notes what is wrong with it."""
         fault = stub_fault(stub)
         if fault:
             self._note(where, fault)
@@ -455,8 +456,8 @@ class ToolReader:
         return stub
 
     def _hash(self, patterns: Sequence[str], where: Where, *, kept: bool = True) -> str:
-        """The hash of the files that patterns match, "" where they are refused; `kept` to be
-        compared when the workflow runs."""
+        """Returns the hash of the files that patterns match, "" where they are refused; `kept` to
+        be compared when the workflow runs."""
         home = home_of(self.project.root)
         try:
             for pattern in patterns:
@@ -471,8 +472,8 @@ class ToolReader:
 
 
 def _search_of(env: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a web search by the first service whose key is set; none where no key is
-    set."""
+    """Returns the settings of a web search by the first service whose key is set; none where no
+    key is set."""
     for url, variables in _SEARCHES.items():
         for name in variables:
             if env.get(name):
@@ -481,7 +482,7 @@ def _search_of(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _names(tool: NamedTool) -> tuple[str, ...]:
-    """The names by which `tools` may mean a tool, the most general first."""
+    """Returns the names by which `tools` may mean a tool, the most general first."""
     if tool.spec:
         return tool.source.partition(":")[0], tool.source, tool.spec.name
     return tool.source, function_name(tool.function) if tool.function else f"agent__{tool.source}"
@@ -511,8 +512,8 @@ def for_no_tool(tools: Sequence[NamedTool], overrides: Overrides, home: Path) ->
 
 
 def card_servers(names: CardKeys | Sequence[str], project: ProjectSpec) -> list[McpServer]:
-    """The MCP servers of a card, or those with these names in agac.yml, of which unknown ones are
-    left out."""
+    """Returns the MCP servers of a card, or those with these names in agac.yml, of which unknown
+    ones are left out."""
     servers = list[McpServer]()
     if isinstance(names, CardFile):
         for name, server in names.mcp_connect.items():

@@ -113,7 +113,7 @@ class StageBuilder:
         return self._finished(node, order, written, path, values, before)
 
     def _operation(self, written: StageFile, node: StageNode, path: Path_) -> dict[str, Any]:
-        """The fields of a stage that asks no model."""
+        """Returns the fields of a stage that asks no model."""
         result = operation_of(written, node, self.document, path, self.project.root)
         return {
             **same_fields(written, DefaultsFile()),
@@ -271,8 +271,8 @@ class StageBuilder:
     def _escalated_model(
         self, escalate: EscalateFile, first: WrittenStage, name: str
     ) -> dict[str, Any]:
-        """The fields that say which model the escalation `name` of the stage `first` asks, and
-        how."""
+        """Returns the fields that say which model the escalation `name` of the stage `first` asks,
+        and how."""
         change = self.overrides.change
         typed_model = change.model if change and change.stage == name else self.overrides.model
         levels = {key: level for key, level in first.levels.items() if key != "fallback"}
@@ -286,14 +286,15 @@ class StageBuilder:
         }
 
     def _escalated_run_mode(self, escalate: EscalateFile, first: WrittenStage) -> rules.RunMode:
-        """The run mode of the escalation of the stage `first`."""
+        """Returns the run mode of the escalation of the stage `first`."""
         return self.overrides.run_mode or escalate.run_mode or first.settings.run_mode
 
     def _asking(
         self, written: StageFile, path: Path_, answers: Sequence[str], card: Card | None
     ) -> dict[str, Any]:
-        """The fields of a stage that asks a model, which may send the `answers` of earlier stages.
-        `card` is given for an agent that another one calls, and for a part of a stage of cards."""
+        """Returns the fields of a stage that asks a model, which may send the `answers` of earlier
+        stages. `card` is given for an agent that another one calls, and for a part of a stage of
+        cards."""
         visible = written.visible
         never = (visible.never if visible else None) or ()
         is_child = card is not None
@@ -371,8 +372,8 @@ class StageBuilder:
     def _agent(
         self, written: StageFile, path: Path_, card: Card | None, skills: tuple[Skill, ...]
     ) -> dict[str, Any]:
-        """The fields of a stage that say which tools its model may call, and the agents among
-        them."""
+        """Returns the fields of a stage that say which tools its model may call, and the agents
+        among them."""
         if not self._callers:
             self._agents = 0
         agents = list[NamedTool]()
@@ -426,7 +427,8 @@ class StageBuilder:
         )
 
     def _call_fault(self, card: Card, child: Card, agents: Sequence[NamedTool]) -> str:
-        """Why an agent with `card` cannot call `child` next to these `agents`; "" if it can."""
+        """Says why an agent with `card` cannot call `child` next to these `agents`; "" if it
+        can."""
         callers = (*self._callers, card.name)
         way = " → ".join((*callers, child.name))
         if child.name in callers:
@@ -471,8 +473,8 @@ class StageBuilder:
         levels: Mapping[rules.Level, LevelKeys],
         card: Card | None,
     ) -> dict[str, Any]:
-        """The fields of a stage whose keys other levels may set: its card, the workflow's and the
-        project's files."""
+        """Returns the fields of a stage whose keys other levels may set: its card, the workflow's
+        and the project's files."""
         setters = {key: level for level, (own, _) in levels.items() for key in set_keys(own)}
         keeps_fallback = _keeps_fallback(setters)
         if keys.fallback and not keeps_fallback and setters.get("model") == "override":
@@ -509,7 +511,8 @@ class StageBuilder:
     def _levels(
         self, written: StageFile, path: Path_, card: Card | None, *, is_child: bool
     ) -> dict[rules.Level, LevelKeys]:
-        """The keys of a stage that each level sets, weakest first, and the place of each key."""
+        """Returns the keys of a stage that each level sets, weakest first, and the place of each
+        key."""
         of_card: dict[str, Any] = {}
         if card and card.keys.model is not None:
             of_card["model"] = card.keys.model
@@ -534,7 +537,7 @@ class StageBuilder:
         }
 
     def _typed(self, stage: str) -> dict[str, Any]:
-        """The keys of a stage that the command line sets."""
+        """Returns the keys of a stage that the command line sets."""
         typed = {key: getattr(self.overrides, key) for key in _TYPED}
         change = self.overrides.change
         if change and change.stage == stage and change.model is not None:
@@ -543,14 +546,15 @@ class StageBuilder:
 
 
 def _position(node: StageNode, order: int) -> dict[str, Any]:
-    """The fields that say where a stage is among the others, the `order`-th that a row meets. What
-    it does to rows follows from its keys."""
+    """Returns the fields that say where a stage is among the others, the `order`-th that a row
+    meets. What it does to rows follows from its keys."""
     names = ("needs", "ancestors", "rows_of", "amends", "amended")
     return {"index": order} | {name: getattr(node, name) for name in names}
 
 
 def _keys_of_part(part: StagePart, written: StageFile, card: Card | None) -> StageFile:
-    """The keys of a part: those of the stage `written` that its card does not set, and its own."""
+    """Returns the keys of a part: those of the stage `written` that its card does not set, and its
+    own."""
     of_card = set[str]()
     if card:
         of_card = {*card.params, *({"model", "fallback"} if card.keys.model else ())}

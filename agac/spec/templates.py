@@ -82,20 +82,21 @@ class Placeholder:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A compiled text. `pieces` are its literal parts, with an empty string where a value goes;
-    each of `slots` is (index in pieces, name, the name split at its dots). `text` is the same with
-    dollars, whatever the `syntax` was: so it is stored, and a prompt that only changes its syntax
-    is the same prompt."""
+    """A compiled text."""
 
     text: str
+    """The text with dollars, whatever the `syntax` was. It is stored: a prompt that only changes
+    its syntax is the same prompt."""
     placeholders: tuple[Placeholder, ...]
     pieces: tuple[str, ...]
+    """Its literal parts, with an empty string for each value."""
     slots: tuple[tuple[int, str, tuple[str, ...]], ...]
+    """For each value its index in `pieces`, its name, and the name split at its dots."""
     syntax: Syntax = "dollar"
 
     def render(self, visible: Visible) -> str:
-        """The text with every placeholder replaced: strings verbatim, other values as compact
-        JSON. Raises `MissingField` for the first name that `visible` cannot resolve."""
+        """Returns the text with every placeholder replaced: strings verbatim, other values as
+        compact JSON. Raises `MissingField` for the first name that `visible` cannot resolve."""
         pieces = list(self.pieces)
         for index, name, parts in self.slots:
             try:
@@ -120,8 +121,8 @@ NO_TEXT = Template("", (), ("",), ())  # the template of a stage that sends noth
 
 
 def as_text(value: JSONValue) -> str:
-    """A value as it stands in a prompt: strings verbatim, others as compact JSON, nothing for a
-    skipped result."""
+    """Returns a value as it stands in a prompt: strings verbatim, others as compact JSON, nothing
+    for a skipped result."""
     if isinstance(value, str):
         return value
     return "" if value is SKIPPED else _compact(value)
@@ -145,19 +146,21 @@ def dotted(visible: Visible, name: str, parts: tuple[str, ...]) -> JSONValue:
 
 
 class _Mark(NamedTuple):
-    """What is replaced in a text: by the value of `name`, or else by `literal`; `fault`: why it
-    cannot be."""
+    """What is replaced in a text."""
 
     start: int
     end: int
     name: str | None = None
+    """The name of the value that replaces it."""
     literal: str = ""
+    """The text that replaces it if there is no name."""
     fault: str = ""
+    """Why it cannot be replaced."""
 
 
 def _dollar_marks(text: str, *, stored: bool = False) -> Iterator[_Mark]:
-    """Those of `${name}` and `$${`; in a `stored` text `${}` is a `$` that stands right before a
-    value."""
+    """Yields those of `${name}` and `$${`; in a `stored` text `${}` is a `$` that stands right
+    before a value."""
     for match in _PLACEHOLDER.finditer(text):
         start, end = match.span()
         name = (match["braced"] or "").strip()
@@ -178,8 +181,8 @@ def _dollar_marks(text: str, *, stored: bool = False) -> Iterator[_Mark]:
 
 
 def _mustache_marks(text: str) -> Iterator[_Mark]:
-    """Those of `{{name}}`, and of backslashes right before it: each two are one, a single one
-    keeps it as a text."""
+    """Yields those of `{{name}}`, and of backslashes right before it: each two are one, a single
+    one keeps it as a text."""
     for match in _MUSTACHE.finditer(text):
         start, brace = match.span("slashes")
         if brace > start:
@@ -193,7 +196,7 @@ def _mustache_marks(text: str) -> Iterator[_Mark]:
 
 
 def _brace_marks(text: str) -> Iterator[_Mark]:
-    """Those of `{name}`, and of doubled braces that belong together."""
+    """Returns those of `{name}`, and of doubled braces that belong together."""
     found = list[_Mark]()  # where a brace was opened, and whether doubled
     opened = list[tuple[int, bool]]()
     at = 0
@@ -226,7 +229,7 @@ MARKS: dict[Syntax, Callable[[str], Iterator[_Mark]]] = {
 def compile_template(
     text: str, where: Where, syntax: Syntax = "dollar"
 ) -> tuple[Template | None, list[Problem]]:
-    """The template of a text that starts at `where`, or None and what is wrong with it."""
+    """Returns the template of a text that starts at `where`, or None and what is wrong with it."""
     # the first that replaces or escapes a name; doubled braces alone are in any JSON
     if syntax == "auto":
         used = (
@@ -268,8 +271,8 @@ def _assembled(
 
 
 def _with_dollars(pieces: Sequence[str], names: Mapping[int, str]) -> str:
-    """The text of these pieces as `sound_template` reads it; `names` are those of values, by their
-    places."""
+    """Returns the text of these pieces as `sound_template` reads it; `names` are those of values,
+    by their places."""
     written = ""
     literal = ""
     for index, piece in enumerate(pieces):
@@ -293,7 +296,7 @@ class Places:
         self._line_ends: list[int] | None = None
 
     def at(self, offset: int) -> Where:
-        """The place of one character."""
+        """Returns the place of one character."""
         start = self._start
         if start.path or start.line is None:
             return start
@@ -305,20 +308,21 @@ class Places:
 
 
 def sound_template(text: str, where: Where) -> Template:
-    """The template of a text that agac wrote, or stored: with dollars, every placeholder is closed
-    and named."""
+    """Returns the template of a text that agac wrote, or stored: with dollars, every placeholder
+    is closed and named."""
     template, problems = _assembled(text, where, "dollar", _dollar_marks(text, stored=True))
     assert template is not None, problems
     return template
 
 
 def literal_text(text: str) -> str:
-    """A text as a template has it in which nothing is a placeholder."""
+    """Returns a text as a template has it in which nothing is a placeholder."""
     return text.replace("${", "$${")
 
 
 def in_syntax(message: str, syntax: Syntax) -> str:
-    """A message that writes placeholders with dollars, with the same as the syntax writes them."""
+    """Returns a message that writes placeholders with dollars, with the same as the syntax writes
+    them."""
     if syntax == "dollar":
         return message
     return _BRACED.sub(lambda match: FORMS[syntax] % match[1], message)
@@ -330,7 +334,7 @@ ALL_ALIKE = "names no field: every row asks the same; name a field of the row, a
 
 
 def default_prompt(needs: Sequence[str], where: Where) -> Template:
-    """What a stage without a prompt sends: the row, and what the stages that it follows
+    """Returns the prompt of a stage without one: the row, and what the stages that it follows
     answered."""
     if len(needs) == 1:
         named = [f"${{{needs[0]}}}"]
@@ -340,7 +344,7 @@ def default_prompt(needs: Sequence[str], where: Where) -> Template:
 
 
 def group_prompt(where: Where) -> Template:
-    """What a stage without a prompt sends that is asked once a group: its members."""
+    """Returns the prompt of a stage without one that is asked once a group: its members."""
     return sound_template(f"${{{ROWS_JSON}}}", where)
 
 

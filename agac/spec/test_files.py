@@ -62,7 +62,7 @@ class ReplyFile(FileModel):
             yield "gives nothing, or two things; write either reply or calls"
 
     def is_for(self, stage: str, row: RowId, request: Request) -> bool:
-        """Whether a call gets this reply."""
+        """True if a call gets this reply."""
         turn = 1 + sum(isinstance(one, AssistantMessage) for one in request.messages)
         wanted = (
             self.stage in (None, stage)
@@ -173,8 +173,8 @@ def find_cases(
 
 
 def case_files(project: ProjectSpec) -> list[Path]:
-    """The files of tests, sorted. Raises Unusable where their folder is a link that leads out of
-    the project."""
+    """Returns the files of tests, sorted. Raises Unusable where their folder is a link that leads
+    out of the project."""
     try:
         real_path(project.root / FOLDER, project.root)
     except Refused as error:
@@ -186,7 +186,7 @@ def case_files(project: ProjectSpec) -> list[Path]:
 def _stubs_of(
     file: WorkflowTestFile, project: ProjectSpec, document: Document
 ) -> Iterator[Problem]:
-    """What is wrong with the file of stubs that a test names."""
+    """Yields what is wrong with the file of stubs that a test names."""
     if isinstance(file.tool_stubs, str):
         try:
             existing_file(file.tool_stubs, project.root, document.where(("tool_stubs",)))

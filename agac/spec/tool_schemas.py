@@ -64,7 +64,7 @@ class SentParameters(NamedTuple):
 
 
 def safe_name(name: str) -> str:
-    """A name of letters, digits, `_` and `-`, as providers want it."""
+    """Returns a name of letters, digits, `_` and `-`, as providers want it."""
     safe = re.sub(r"[^A-Za-z0-9_-]", "_", name) or "_"
     if len(safe) <= MAX_NAME:
         return safe
@@ -72,23 +72,23 @@ def safe_name(name: str) -> str:
 
 
 def sent_name(name: str) -> str:
-    """The name of a tool as models are told it: two tools never get the same one."""
+    """Returns the name of a tool as models are told it: two tools never get the same one."""
     return name if _TAKEN.match(name) else marked_name(name)
 
 
 def marked_name(name: str) -> str:
-    """A safe name with a mark that no other name has."""
+    """Returns a safe name with a mark that no other name has."""
     return f"{safe_name(name)[: MAX_NAME - _MARK]}{mark_of(name)}"
 
 
 def mark_of(name: str) -> str:
-    """What keeps a name apart from others that look alike: `_` and eight digits."""
+    """Returns what distinguishes a name from others that look alike: `_` and eight digits."""
     return f"_{digest(name).hex()[:8]}"
 
 
 def sent_parameters(schema: Mapping[str, JSONValue]) -> SentParameters:
-    """A schema of arguments as models are told it: an object has `properties`, an array `items`,
-    and names of properties are within what every provider takes."""
+    """Returns a schema of arguments as models are told it: an object has `properties`, an array
+    `items`, and names of properties are within what every provider takes."""
     told = _told_names(schema)
     changes = [f"the property {name!r} as {other}" for name, other in told.items()]
     try:
@@ -101,7 +101,7 @@ def sent_parameters(schema: Mapping[str, JSONValue]) -> SentParameters:
 
 
 def _told_names(schema: Mapping[str, JSONValue]) -> dict[str, str]:
-    """What models are told in the place of each name of a property that not every provider
+    """Returns what models are given instead of each name of a property that not every provider
     takes."""
     try:
         nodes = list(_nodes(schema))
@@ -120,7 +120,7 @@ def _told_names(schema: Mapping[str, JSONValue]) -> dict[str, str]:
 
 
 def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
-    """A schema and all within it."""
+    """Yields a schema and all within it."""
     if not isinstance(schema, dict):
         return
     yield schema

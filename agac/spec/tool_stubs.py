@@ -24,16 +24,17 @@ WAYS = ("value", "file", "cel", "echo", "error")
 
 
 def stub_file(written: JSONValue) -> str | None:
-    """The file of recorded calls that a stub names."""
+    """Returns the file of recorded calls that a stub names."""
     return _parts(written).get("file")
 
 
 class StubAnswer(NamedTuple):
-    """What a model is told, after so many seconds."""
+    """What a stub gives a model."""
 
     text: str
     error: bool = False
     delay: float = 0.0
+    """Seconds before it does."""
 
 
 def _parts(written: JSONValue) -> Mapping[str, Any]:
@@ -46,7 +47,7 @@ def _parts(written: JSONValue) -> Mapping[str, Any]:
 
 
 def stub_fault(written: JSONValue) -> str | None:
-    """What is wrong with a stub, and what to write instead."""
+    """Says what is wrong with a stub, and what to write instead; None if nothing is."""
     parts = _parts(written)
     delay = parts.get("delay", 0)
     if len(parts.keys() & set(WAYS)) != 1:
@@ -64,7 +65,7 @@ def stub_fault(written: JSONValue) -> str | None:
 
 
 def _expression_fault(text: str) -> str | None:
-    """What is wrong with the expression of a stub."""
+    """Says what is wrong with the expression of a stub; None if nothing is."""
     if len(text) > MAX_LENGTH:
         return (
             f"cel is longer than {MAX_LENGTH:,} characters; write a shorter one, or the "
@@ -90,7 +91,7 @@ def _too_long() -> str:
 def stub_answer(
     written: JSONValue, name: str, arguments: Mapping[str, JSONValue], root: Path
 ) -> StubAnswer:
-    """What a sound stub of the tool `name` gives for a call."""
+    """Returns what a sound stub of the tool `name` gives for a call."""
     parts = _parts(written)
     delay = float(parts.get("delay", 0))
     if "error" in parts:
@@ -118,8 +119,8 @@ def stub_answer(
 
 @cache
 def _compiled(text: str) -> tuple[CelProgram, CelNode]:
-    """An expression made ready, and its tree. Raises ValueError and Unparsed for one that cannot
-    be read."""
+    """Returns an expression made ready, and its tree. Raises ValueError and Unparsed for one that
+    cannot be read."""
     return CelProgram(text), parse(text)
 
 
@@ -127,9 +128,9 @@ def _compiled(text: str) -> tuple[CelProgram, CelNode]:
 def recorded_calls(
     file: Path, version: str | None, root: Path
 ) -> dict[tuple[str, str], StubAnswer]:
-    """The results in a file of recorded calls of the project at `root`, by tool and arguments; of
-    several the last. `version` stands for what it holds; a line is `{"tool": …, "arguments": {…},
-    "result": …}`, with `"error": true` if so. Raises ValueError."""
+    """Returns the results in a file of recorded calls of the project at `root`, by tool and
+    arguments; of several the last. `version` stands for what it holds; a line is `{"tool": …,
+    "arguments": {…}, "result": …}`, with `"error": true` if so. Raises ValueError."""
     found: dict[tuple[str, str], StubAnswer] = {}
     try:
         text = read_text(file, file.name, root, most=MAX_RECORDED)
@@ -155,7 +156,7 @@ def recorded_calls(
 
 
 def read_stubs(file: Path, root: Path) -> dict[str, Any]:
-    """The stubs of a file: a mapping in YAML or JSON, or recorded calls (`.jsonl`). Raises
+    """Returns the stubs of a file: a mapping in YAML or JSON, or recorded calls (`.jsonl`). Raises
     ValueError."""
     try:
         if file.suffix == ".jsonl":
@@ -179,7 +180,7 @@ def read_stubs(file: Path, root: Path) -> dict[str, Any]:
 
 
 def recorded_line(name: str, arguments: Mapping[str, JSONValue], text: str, error: bool) -> str:
-    """A call as a line of such a file."""
+    """Returns a call as a line of such a file."""
     more = {"error": True} if error else {}
     return (
         json.dumps(

@@ -140,7 +140,7 @@ def _syntax_sentence(error: MarkedYAMLError, text: str, first_line: int) -> str:
 
 
 def _first_match(words: Mapping[str, str], message: str) -> str | None:
-    """The words for the first key that is a part of a message of the parser."""
+    """Returns the words for the first key that is a part of a message of the parser."""
     return next((value for part, value in words.items() if part in message), None)
 
 
@@ -199,8 +199,8 @@ class Document:
         return self.root is None and self.data is None and not self.problems
 
     def where(self, path: Path_, *, key: bool = False) -> Where:
-        """The place of the value at `path` (of its key with `key`), or of the nearest parent that
-        exists."""
+        """Returns the place of the value at `path` (of its key with `key`), or of the nearest
+        parent that exists."""
         node = self.root
         if node is None:
             return self._given_place(path)
@@ -218,7 +218,7 @@ class Document:
         return Where(self.shown, *mark, key_path(path))
 
     def _given_place(self, path: Path_) -> Where:
-        """The place of the value at `path` where the document was not read from a file."""
+        """Returns the place of the value at `path` where the document was not read from a file."""
         for depth in range(len(path), 0, -1):
             place = self.places.get(key_path(path[:depth]))
             if place is not None:
@@ -237,12 +237,12 @@ class Document:
         return node is not None and node.blank
 
     def problem(self, path: Path_, message: str, *, key: bool = False) -> Problem:
-        """A problem with the value at `path`, or with its key."""
+        """Returns a problem with the value at `path`, or with its key."""
         return Problem(self.where(path, key=key), message)
 
 
 def _place_below(place: Where, path: Path_) -> Where:
-    """The place of the value at `path` below a key with this place."""
+    """Returns the place of the value at `path` below a key with this place."""
     return replace(place, path=key_path(path)) if path else place
 
 
@@ -297,7 +297,7 @@ class _Writer(yaml.SafeDumper):
         return True
 
     def text(self, value: str) -> yaml.Node:
-        """A text, in quotes where it would be read as another value without them."""
+        """Returns a text, in quotes where it would be read as another value without them."""
         style = "|" if "\n" in value else None
         try:
             if plain(value) != value or _OTHER_LINE_ENDS.search(value):
@@ -311,8 +311,8 @@ _Writer.add_representer(str, _Writer.text)
 
 
 def yaml_text(data: JSONValue) -> str:
-    """A YAML file that holds `data`, as `parse_yaml` reads it. Raises UsageError for what no YAML
-    file can hold."""
+    """Returns a YAML file that holds `data`, as `parse_yaml` reads it. Raises UsageError for what
+    no YAML file can hold."""
     text: str = yaml.dump(data, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=120)
     read = parse_yaml(text, "")
     if read.problems or canonical(read.data) != canonical(data):
@@ -445,8 +445,8 @@ class _Composer:
         return node
 
     def _key(self, event: Any, events: Iterator[Any], path: Path_) -> tuple[str, tuple[int, int]]:
-        """A key is the text as it is written: `on`, `1` and `true` are the keys "on", "1" and
-        "true"."""
+        """Returns a key is the text as it is written: `on`, `1` and `true` are the keys "on", "1"
+        and "true"."""
         if not isinstance(event, yaml.ScalarEvent):
             self._problem(
                 event, "a key must be plain text, not a list, a mapping or an alias", path
@@ -511,7 +511,7 @@ class Unresolved(dict[str, str]):
         self._shown = shown
 
     def get(self, key: str, default: Any = None, /) -> Any:
-        """What the text says where nothing is set, else the variable itself."""
+        """Returns what the text says for a variable that is not set, else the variable itself."""
         if default is None:
             return self._shown(f"${{{key}}}")
         return default
