@@ -22,7 +22,8 @@ from agac.data.files import refuse_target
 from agac.data.sinks import FORMATS, file_of
 from agac.spec.agent_cards import chosen_card
 from agac.spec.data_specs import OutputSpec
-from agac.spec.inputs import PACKED, PIPED, SCHEME, format_of, parse_database
+from agac.spec.database_urls import SCHEME, parse_database
+from agac.spec.inputs import PACKED, PIPED, format_of
 from agac.spec.loader import BuiltWorkflow
 from agac.spec.output_schema import PREFIX
 from agac.spec.paths import (

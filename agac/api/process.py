@@ -34,7 +34,8 @@ from agac.engine.invocation import UnknownCalls
 from agac.engine.output.output_folder import read_summary
 from agac.plan.stage import model_of
 from agac.providers.model_string import write_query
-from agac.spec.inputs import INPUTS, PIPED, SCHEME
+from agac.spec.database_urls import SCHEME
+from agac.spec.inputs import INPUTS, PIPED
 from agac.spec.paths import project_root
 from agac.spec.rules import Budget
 from agac.store import runs

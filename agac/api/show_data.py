@@ -20,15 +20,8 @@ from agac.data.sources import STANDARD_INPUT, Column, Columns, keep, open_input
 from agac.data.sqlite import TABLES
 from agac.data.text_formats import separator_hint
 from agac.spec.data_specs import InputFormat, InputSpec
-from agac.spec.inputs import (
-    DATABASES,
-    DELIMITED,
-    SCHEME,
-    format_of,
-    free_input,
-    suffix_of,
-    unused_keys,
-)
+from agac.spec.database_urls import SCHEME
+from agac.spec.inputs import DATABASES, DELIMITED, format_of, free_input, suffix_of, unused_keys
 from agac.spec.loader import load_project
 from agac.spec.paths import ProjectPaths, matching_rows, project_root
 from agac.spec.project import ProjectSpec

@@ -32,7 +32,8 @@ from agac.data.sqlite import SqliteSource
 from agac.data.text_formats import DelimitedSource, TextSource, WholeFiles, matched_files
 from agac.data.xlsx import XlsxSource
 from agac.spec.data_specs import InputFormat, InputSpec
-from agac.spec.inputs import GIVEN_PREFIX, KEYS, LOOKED_AT, PIPED, WRITTEN, unused_keys
+from agac.spec.database_urls import KEYS
+from agac.spec.inputs import GIVEN_PREFIX, LOOKED_AT, PIPED, WRITTEN, unused_keys
 from agac.spec.paths import server_parts
 
 

@@ -20,7 +20,7 @@ OTHER_DATABASES = {
     "data/postgres.py",
     "data/sql.py",
     "data/sqlite.py",
-    "spec/inputs.py",
+    "spec/database_urls.py",
     "simulator/batch_store.py",
 }
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""

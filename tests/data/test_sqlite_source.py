@@ -8,7 +8,7 @@ import pytest
 
 from agac.core.errors import AgacError, ErrorType, UsageError
 from agac.data.sqlite import SqliteSource
-from agac.spec.inputs import DatabaseUrl, parse_database
+from agac.spec.database_urls import DatabaseUrl, parse_database
 from agac.spec.paths import Refused
 
 SHOWN = "sqlite://data/shop.db"
