@@ -124,6 +124,10 @@ def test_ci_may_read_only_pins_its_actions_and_makes_what_the_makefile_has() -> 
     checks = {"lint", "types", "imports", "pyright", "actions", "docs", "package", *tests}
     assert made == checks
     assert made <= targets
+    assert re.findall(r"^make ([a-z-]+)$", text_of(".ci/run"), re.M) == ["test", "test-processes", "test-services"]
+    expressions = re.findall(r"pytest -n .* -m (.*)$", text_of("Makefile"), re.M)
+    whole = ['"not services and not processes"', '"processes and not services"', "services"]
+    assert expressions[:3] == whole, "each test is in one of the three targets"
     pythons = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d", one)]
     assert jobs["test"]["strategy"]["matrix"]["python"] == pythons == ["3.11", "3.12", "3.13"]
     assert PROJECT["requires-python"] == ">=3.11"
