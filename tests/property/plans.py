@@ -20,8 +20,12 @@ from hypothesis import note
 from support.project import ProjectFolder
 
 import agac
-from agac.plan.diff import FAILED_IN_BATCH, NO_LEAD
+from agac.plan.diff import FAILED, FAILED_IN_BATCH, NO_LEAD
 from property.graphs import Graph
+from property.plan_operators import Review
+
+FAILS_ANEW = (FAILED, FAILED_IN_BATCH, NO_LEAD)
+"""Why tasks fail in the next run without being asked in it."""
 
 
 @dataclass
@@ -123,7 +127,7 @@ class Plan:
 
     def is_known(self, plan: dict[str, Any], came: StageCame) -> None:
         """Nothing that decides is open, but whether a function that was not called yet lets a row leave."""
-        taken = sum(one["tasks"] for one in plan["blocked_reasons"] if one["reason"] in (FAILED_IN_BATCH, NO_LEAD))
+        taken = sum(one["tasks"] for one in plan["blocked_reasons"] if one["reason"] in FAILS_ANEW)
         says = {
             "well": plan["run"] + plan["reuse"] + plan["in_flight"] + taken,
             "skipped": plan["skipped"],
@@ -151,6 +155,8 @@ class Plan:
         # of rows that fail there may be groups which fail without being asked
         stood = 0 if self.graph.all[plan["name"]].makes == "groups" else came.stood
         total = sum(plan[key] for key in ("run", "reuse", "in_flight", "blocked", "skipped", "dropped"))
+        if isinstance(self.graph.all[plan["name"]], Review):
+            total += plan["undecided"]  # who has to wait is known once there is an answer
         assert came.well + came.failed + stood + came.skipped + came.dropped <= total, (plan["name"], plan, came)
 
     def is_nothing_left(self, run: int) -> None:

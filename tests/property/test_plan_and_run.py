@@ -14,7 +14,8 @@ from importlib import import_module
 from typing import Any
 from unittest import mock
 
-from hypothesis import given, note, reject
+import pytest
+from hypothesis import Phase, given, note, reject, settings
 from hypothesis import strategies as st
 from support.processes import kill_at
 from support.soak import campaign
@@ -226,7 +227,17 @@ class Interrupter:
             self.loop.call_soon_threadsafe(self.control.interrupt)
 
 
-@campaign(test=6, soak=2000)
+def follow(stages: list[Gene], rows: list[Any], places: tuple[int, ...], policy: str, steps: list[Step]) -> None:
+    """Takes all steps, with a run before and after them."""
+    world = World(stages, rows, places, policy)
+    try:
+        for step in (Step("run", [], 0, 0), *steps, Step("run", [], 0, 0)):
+            world.take(step)
+    finally:
+        world.teardown()
+
+
+@settings(campaign(test=3, soak=2000), phases=(Phase.generate, Phase.shrink))
 @given(
     stages=st.lists(GENES, min_size=1, max_size=6),
     rows=st.lists(ROWS, min_size=1, max_size=5),
@@ -237,12 +248,24 @@ class Interrupter:
 def test_the_next_run_does_what_its_plan_says(
     stages: list[Gene], rows: list[Any], places: tuple[int, ...], policy: str, steps: list[Step]
 ) -> None:
-    world = World(stages, rows, places, policy)
     try:
-        for step in (Step("run", [], 0, 0), *steps, Step("run", [], 0, 0)):
-            try:
-                world.take(step)
-            except SpecError:
-                reject()  # a review of an answer that other rows have
-    finally:
-        world.teardown()
+        follow(stages, rows, places, policy, steps)
+    except SpecError:
+        reject()  # a review of an answer that other rows have
+
+
+VOTE = Gene("ask_lead", (), (9,), (3, 5), False, True, "judge", 21, None)
+ITEMS = Gene("ask_checked", (), (11, 1, 3), None, False, True, "say", 1, 5)
+REFUSED = ("c", 1, "unspeakable one", "yes", ("p", "q"))
+CHECKED = ("c", 0, "red", "yes", ("p",))
+
+
+@pytest.mark.parametrize(
+    ("stage", "row", "step"),
+    [
+        pytest.param(VOTE, REFUSED, Step("retry", [], 0, 255), id="votes of a retry are in a batch"),
+        pytest.param(ITEMS, CHECKED, Step("kill", [], 20, 255), id="an item failed before a kill"),
+    ],
+)
+def test_worlds_in_which_both_once_differed(stage: Gene, row: Any, step: Step) -> None:
+    follow([stage], [row], (), "error", [Step("run", [], 0, 255), step])

@@ -189,6 +189,7 @@ class Baseline:
                 row.resumed = self._is_resumed(
                     row, is_decided=key in decided, is_batched=waiting.batched
                 )
+                row.is_waiting = key in waits
                 row.stays = self._stays(
                     row, is_waiting=key in waits, is_reopened=key in decided or key in aged
                 )

@@ -39,6 +39,8 @@ class ForecastRow(RowProgress):
     """False if a retry does not choose it."""
     stays: bool = False
     """True if the run leaves it as it is stored, with what came of its tasks."""
+    is_waiting: bool = False
+    """True if all that is to be done for it is in batches or up to people."""
     resumed: bool = False
     """True if the run goes on with it from where it waited."""
     waits_for_others: bool = False

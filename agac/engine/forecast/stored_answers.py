@@ -260,6 +260,8 @@ class StoredAnswers:
         if fix is not None and fix.at >= self.baseline.discards:
             self.of(stage).reuse += row.times
             return Answer(Result(fix.key or b"", fix.value or "null"), UNPARSED)
+        if row.is_waiting:
+            return None  # perhaps for this very task
         return self.baseline.left(stage, row, task.fingerprint)
 
     def _reviewed(
@@ -370,21 +372,27 @@ class StoredAnswers:
         return Unknown(reason)
 
     def _there(
-        self, stage: AnyStage, row: ForecastRow, prints: Sequence[bytes], replies: StoredReplies
+        self,
+        stage: AnyStage,
+        row: ForecastRow,
+        prints: Sequence[bytes],
+        replies: StoredReplies,
+        in_batch: set[bytes],
     ) -> dict[bytes, str | RowError]:
         """Returns the replies to these fingerprints that the run would take for the row: JSON, or
         how a reply failed that is not asked for again."""
         there: dict[bytes, str | RowError] = {}
-        for number, one in enumerate(prints, 1):
+        for number, fingerprint in enumerate(prints, 1):
             replica = number if len(prints) > 1 else 0
-            ready = row.ready.get((stage.index, replica, one)) if row.ready else None
-            taken = self._taken(stage, row, replies.results.get(one), ready)
+            ready = row.ready.get((stage.index, replica, fingerprint)) if row.ready else None
+            taken = self._taken(stage, row, replies.results.get(fingerprint), ready)
             if taken is None and ready is not None:
                 taken = failure_of_batch(stage, ready)
-            elif taken is None and one not in replies.results:
-                taken = self._binding_failure(stage, row, replies.failures.get(one, {}))
+            # what a batch will bring is newer than an earlier failure
+            elif taken is None and fingerprint not in replies.results.keys() | in_batch:
+                taken = self._binding_failure(stage, row, replies.failures.get(fingerprint, {}))
             if taken is not None:
-                there[one] = taken
+                there[fingerprint] = taken
         return there
 
     def _taken(
@@ -423,7 +431,11 @@ class StoredAnswers:
         """Returns the result of a task by what the store has, or why it would be run; None: the
         row left the run before it."""
         prints = _prints(task)
-        there = self._there(stage, row, prints, replies)
+        if row.is_waiting and in_batch.isdisjoint(prints):
+            left = self.baseline.left(stage, row, task.fingerprint)
+            if left is not None:
+                return left
+        there = self._there(stage, row, prints, replies, in_batch)
         voted, asked = _vote_of(stage, prints, there)
         if isinstance(voted, RowError):
             return voted
