@@ -35,7 +35,7 @@ GUARD_FAILS = "when cannot be decided"
 UNFIT = "the row lacks a field"
 NOT_MADE = "list missing or not a list"
 NOT_WHOLE = "rows of the group failed"
-OTHERS_WAIT = "rows before wait"
+OTHERS_WAIT = "waits for rows before it"
 WAITS = "rows of the group are not to be asked"
 OF_THE_ROW = frozenset({MISSING_FIELD, GUARD_FAILS, UNFIT, NOT_MADE})
 """Why a task cannot be asked, whatever else is asked: its row has to change, or what names its

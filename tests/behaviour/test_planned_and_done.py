@@ -116,7 +116,7 @@ def test_equal_rows_wait_for_a_row_that_people_look_at(tmp_path: Path) -> None:
         project.workflow(stages=stages, rows=rows)
         project.run()
         plan = planned(project)
-        assert (plan["more"]["run"], plan["once"]["blocked_reasons"][0]["reason"]) == (0, "rows before wait")
+        assert (plan["more"]["run"], plan["once"]["blocked_reasons"][0]["reason"]) == (0, "waits for rows before it")
         assert asked(project) == []
         decide(project, "approve")
         assert planned(project)["more"]["run"] == 2
