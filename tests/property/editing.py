@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hypothesis import note
+from hypothesis import currently_in_test_context, note
 from hypothesis import strategies as st
 from support.project import ProjectFolder
 
@@ -20,6 +20,12 @@ CHANGED = ("word", "guard", "enabled", "drops", "refs", "number", "explode")
 ROW_EDITS = ("new rows", "one row less", "other places", "another id", "same id", "a row", "a row ")
 BATCHED = st.one_of(st.just(0), st.integers(0, 255), st.just(255))
 EDITS = (*ROW_EDITS, "another stage", "new stage", "output", "revert", *CHANGED)
+
+
+def tell(text: str) -> None:
+    """Shows the text of an example that fails."""
+    if currently_in_test_context():
+        note(text)
 
 
 class Edit(NamedTuple):
@@ -142,5 +148,5 @@ class EditedProject:
                 "repair": 1 + len(self.history) % 3,  # which decides no answer
             },
         )  # fmt: skip
-        note((project.root / f"workflows/{name}.yml").read_text("utf-8"))
-        note((project.root / "data/rows.jsonl").read_text("utf-8"))
+        tell((project.root / f"workflows/{name}.yml").read_text("utf-8"))
+        tell((project.root / "data/rows.jsonl").read_text("utf-8"))

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import note
 from support.project import ProjectFolder
 
 import agac
 from agac.plan.diff import FAILED, FAILED_IN_BATCH, NO_LEAD
+from property.editing import tell
 from property.graphs import Graph
 from property.plan_operators import Review
 
@@ -99,7 +99,7 @@ class Plan:
         """Its stages, or those of them that may be asked, each against what became of it in the last invocation of the
         run."""
         came, plan = self.became(run), {stage["name"]: stage for stage in self.stages}
-        note(f"{self.stages}\n{came}")
+        tell(f"{self.stages}\n{came}")
         assert list(plan) == self.graph.order
         for name, one in plan.items():
             if selected is not None and name not in selected:
@@ -108,6 +108,8 @@ class Plan:
             beside = [other for other in plan if other != name and other not in above and name not in self.above(other)]
             if any(may_drop(plan[other]) or came[other].dropped for other in beside):
                 continue  # whether the stage is run for a row that leaves in another branch depends on which is first
+            if any(plan[other]["in_flight"] for other in beside):
+                continue  # whether what failed is tried again depends on when the batch is retrieved
             open_above = any(
                 plan[other]["run"] or plan[other]["in_flight"] or not plan[other]["exact"] for other in above
             )

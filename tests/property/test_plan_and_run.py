@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import Phase, given, note, reject, settings
+from hypothesis import Phase, given, reject, settings
 from hypothesis import strategies as st
 from support.processes import kill_at
 from support.soak import campaign
@@ -23,7 +23,7 @@ from support.soak import campaign
 import agac
 from agac.core.errors import SpecError, UsageError
 from property.answering import Content, Provider
-from property.editing import BATCHED, ROWS, Edit, EditedProject, edits
+from property.editing import BATCHED, ROWS, Edit, EditedProject, edits, tell
 from property.graph_stages import Gene
 from property.graphs import WEIGHTS, Drawn, genes
 from property.plan_operators import LEADING, further_keys
@@ -99,7 +99,7 @@ class World(EditedProject):
         return stages
 
     def take(self, step: Step) -> None:
-        note(f"--- {step.action} {step.number} {[(one.what, one.place) for one in step.edits]}")
+        tell(f"--- {step.action} {step.number} {[(one.what, one.place) for one in step.edits]}")
         self.edit(step.edits)
         self.write(self.project, step.batched)
         match step.action:
