@@ -4,7 +4,14 @@ import pytest
 
 from agac.core.types import Outcome
 from agac.engine.decide.dedupe import decide, is_changed
-from agac.engine.decide.unfinished import is_finished, is_retried, is_taken_up
+from agac.engine.decide.unfinished import (
+    is_finished,
+    is_resumed,
+    is_retried,
+    is_taken_up,
+    level_waits,
+    rows_that_wait,
+)
 from agac.store.rows import DedupeRow, State, StoredRow
 
 
@@ -76,3 +83,19 @@ KEPT = equal(1, State.DONE, b"content", State.DONE)
 )
 def test_what_is_written_again_of_equal_rows(one: DedupeRow, first: DedupeRow, changed: bool) -> None:
     assert is_changed(one, first) == changed
+
+
+def test_rows_that_wait_need_not_be_walked() -> None:
+    assert rows_that_wait({1: 0, 2: 0}, {2}, {3: 4, 5: 4}, {5}) == {1: 0, 3: 4}
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_open_rows_are_resumed_once_something_was_decided_or_brought(is_made: bool) -> None:
+    opened = row(State.PENDING)
+    assert is_resumed(opened, is_made=is_made, is_decided=True, is_batched=False)
+    assert is_resumed(opened, is_made=is_made, is_decided=False, is_batched=True) == is_made
+    assert not is_resumed(row(State.DONE), is_made=is_made, is_decided=True, is_batched=True)
+
+
+def test_a_level_waits_for_open_rows_before_it() -> None:
+    assert [level_waits(2, first) for first in (None, -1, 1, 2, 3)] == [False, True, True, False, False]
