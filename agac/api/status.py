@@ -1,5 +1,5 @@
-"""What the store alone says of runs: runs and rows found by name, the state of a run, its last
-invocation, counts."""
+"""Runs as the store alone knows them: found by name, with their rows; the state of a run, its last
+invocation, its counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -43,9 +43,10 @@ from agac.store.rows import StoredRow
 
 @runtime_checkable
 class NamedWorkflow(Protocol):
-    """An `agac.Workflow`, whose own class comes with pydantic, without which `agac status` does."""
+    """An `agac.Workflow`. Its own class loads pydantic, which `agac status` does not need."""
 
     name: str
+    """The workflow's name."""
 
 
 # Runs and rows by the names that users give them.
@@ -57,12 +58,13 @@ SHARD = "AGAC_SHARD"
 
 SHARDS = STORE.parent / "shards"
 MERGED = "merged"
-"""Where the stores of shards are, relative to the project; and that of what `agac merge` wrote,
-among them."""
+"""The folder with the stores of shards, relative to the project, and the name of the folder in it
+for what `agac merge` wrote."""
 
 
 def this_shard() -> Shard | None:
-    """The shard at which this process works. Raises UsageError for a variable that names none."""
+    """Returns the shard that this process works on, if any. Raises UsageError for a variable that
+    names none."""
     text = os.environ.get(SHARD, "")
     shard = Shard.read(text)
     if text and shard is None:
@@ -72,7 +74,7 @@ def this_shard() -> Shard | None:
 
 
 def database_path(root: Path) -> Path:
-    """Where a project keeps its state: each shard of a run has a store of its own."""
+    """Returns the database of a project. Each shard of a run has one of its own."""
     shard = this_shard()
     if shard is None:
         return root / STORE
@@ -80,12 +82,12 @@ def database_path(root: Path) -> Path:
 
 
 def database_files(path: Path) -> list[Path]:
-    """A database, and what SQLite keeps beside it."""
+    """Returns a database, and the files that SQLite keeps next to it."""
     return [path.with_name(path.name + end) for end in ("", "-wal", "-shm", "-journal")]
 
 
 def database_bytes(path: Path) -> int:
-    """The size of a database with what waits beside it to be written into it."""
+    """Returns the size of a database with what is still to be written into it."""
     return sum(p.stat().st_size for p in database_files(path)[:2] if p.exists())
 
 
@@ -95,8 +97,8 @@ def shard_folders(state: Path) -> list[Path]:
 
 
 def no_runs_yet(path: Path) -> UsageError:
-    """The error for a database without any run; its remedy names the shards that have stores
-    beside it."""
+    """Returns the error for a database without any run. Its remedy names the shards that have
+    stores next to it."""
     hint = _shards_hint(path)
     if hint:
         return UsageError("nothing was run in this project, except in shards", remedy=hint)
@@ -106,8 +108,8 @@ def no_runs_yet(path: Path) -> UsageError:
 
 
 def _shards_hint(path: Path) -> str:
-    """How to look into the stores that shards have beside a project's database; empty if there are
-    none."""
+    """Tells how to look into the stores that shards have next to a project's database; empty if
+    there are none."""
     if this_shard() is not None:
         return ""
     shards = [Shard.read(folder.name, "-of-") for folder in shard_folders(path.parent)]
@@ -122,8 +124,8 @@ def _shards_hint(path: Path) -> str:
 async def stored_run(
     root: Path, run: int | str | None, workflow: str | None = None, seconds: float | None = None
 ) -> AsyncIterator[tuple[Database, runs.RunRecord]]:
-    """The database, opened for reading, for so many seconds if named, and a run. Raises UsageError
-    as `find_run`."""
+    """Opens the database for reading, for at most `seconds`, and finds a run. Raises UsageError as
+    `find_run`."""
     path = database_path(root)
     async with open_for_reading(path, seconds) as database:
         if database is None:
@@ -134,73 +136,89 @@ async def stored_run(
 async def find_run(
     database: Database, workflow: str | None = None, run: int | str | None = None
 ) -> runs.RunRecord:
-    """The run numbered `run`, or the one last worked on for `last` and None; of `workflow` where
-    one is named. Raises UsageError, naming the runs there are."""
-    run = run.removeprefix(JOB) if isinstance(run, str) else run
-    ids = [line.id for line in await history.run_lines(database, workflow)]
-    if run is None or run == "last":
-        number = next(iter(ids), None)
-    elif isinstance(run, int) or (run.isascii() and run.isdigit()):
-        number = int(run)
+    """Returns the run numbered `run`, or the one last worked on for `last` and None; of `workflow`
+    if one is named. Raises UsageError, which names the runs there are."""
+    numbers = [line.id for line in await history.run_lines(database, workflow)]
+    named = "last" if run is None else str(run).removeprefix(JOB)
+    if named == "last":
+        number = next(iter(numbers), None)
+    elif isinstance(run, int):
+        number = run
     else:
-        raise UsageError(
-            f"{run!r} is not a run", remedy="Give its number, or `last`. `agac runs` lists them."
-        )
-    if number is not None and number in ids:
+        number = _run_number(named)
+    if number is not None and number in numbers:
         record = await runs.read_run(database, number)
-    else:
-        record = None
-    if record is None and not ids and workflow is None:
+        if record is not None:
+            return record
+    if not numbers and workflow is None:
         raise no_runs_yet(database.path)
-    if record is None:
-        of = f" of workflow {workflow!r}" if workflow else ""
-        what = f"no run {run}" if run not in (None, "last") else "no run"
-        remedy = f"Runs{of}: {listed(map(str, ids))}. `agac runs` lists them."
-        hint = "" if ids else _shards_hint(database.path)
-        raise UsageError(f"{what}{of}", remedy=hint or remedy)
-    return record
+    of = f" of workflow {workflow!r}" if workflow else ""
+    what = "no run" if named == "last" else f"no run {named}"
+    remedy = f"Runs{of}: {listed(map(str, numbers))}. `agac runs` lists them."
+    if not numbers:
+        remedy = _shards_hint(database.path) or remedy
+    raise UsageError(f"{what}{of}", remedy=remedy)
+
+
+def _run_number(text: str) -> int:
+    """Reads the number of a run. Raises UsageError."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise UsageError(
+        f"{text!r} is not a run", remedy="Give its number, or `last`. `agac runs` lists them."
+    )
 
 
 async def find_rows(database: Database, run: int, named: Sequence[RowId]) -> list[StoredRow]:
-    """The rows of a run that are called so, repeated ids too; a text that reads like a number may
-    be a row number. Raises UsageError for names that no row has."""
-    found = await history.rows_with_ids(database, run, list(row_ids(named)))
-    known = {str(row.id) for row in found}
-    missing = [name for name in dict.fromkeys(map(str, named)) if name not in known]
+    """Returns the rows of a run that have these ids, repeated ids too. A text that reads like a
+    number may also be a row number. Raises UsageError for names that no row has."""
+    rows = await history.rows_with_ids(database, run, list(row_ids(named)))
+    ids = {str(row.id) for row in rows}
+    missing = [name for name in dict.fromkeys(map(str, named)) if name not in ids]
     if not missing:
-        return found
-    number = _as_number(missing[0])
-    if number is not None and (at := await history.ids_from(database, run, number, 1)):
-        hint = f"Rows are named by their ids: row {number} of the input has the id {at[0]!r}."
-    elif some := await history.ids_from(database, run, 0, 3):
-        hint = f"Rows are named by their ids: {', '.join(map(repr, some))}, …"
-    else:
-        hint = "It has no rows yet."
-    rows = f"row{'' if len(missing) == 1 else 's'} {', '.join(map(repr, missing))}"
-    raise UsageError(f"run {run} has no {rows}", remedy=hint)
+        return rows
+    what = f"row{'' if len(missing) == 1 else 's'} {', '.join(map(repr, missing))}"
+    remedy = await _ids_hint(database, run, missing[0])
+    raise UsageError(f"run {run} has no {what}", remedy=remedy)
+
+
+async def _ids_hint(database: Database, run: int, name: str) -> str:
+    """Tells how the rows of a run are named; for a row number which id it has."""
+    number = _as_number(name)
+    if number is not None:
+        at_number = await history.ids_from(database, run, number, 1)
+        if at_number:
+            named = f"row {number} of the input has the id {at_number[0]!r}"
+            return f"Rows are named by their ids: {named}."
+    first = await history.ids_from(database, run, 0, 3)
+    if first:
+        return f"Rows are named by their ids: {', '.join(map(repr, first))}, …"
+    return "It has no rows yet."
 
 
 @typed
 def row_ids(names: Iterable[RowId]) -> tuple[RowId, ...]:
-    """The ids that names on a command line may mean: `7` is the id "7", and row number 7 where
-    rows have no ids."""
-    found: dict[RowId, None] = {}
+    """Returns the ids that names on a command line may mean: `7` is the id "7", and row number 7
+    if rows have no ids."""
+    ids: dict[RowId, None] = {}
     for name in names:
-        found[name] = None
-        if isinstance(name, str) and (number := _as_number(name)) is not None:
-            found[number] = None
-    return tuple(found)
+        ids[name] = None
+        number = _as_number(name) if isinstance(name, str) else None
+        if number is not None:
+            ids[number] = None
+    return tuple(ids)
 
 
 def _as_number(text: str) -> int | None:
+    """Returns the row number that a text may be, or None."""
     if text.isascii() and text.isdigit() and len(text) < 16:
         return int(text)
     return None
 
 
 def position_of(name: str, known: Sequence[str], flag: str, what: str = "stage") -> int:
-    """The position of a name. Raises UsageError, with what was probably meant, when there is none
-    of that name."""
+    """Returns the position of a name. Raises UsageError, with what was probably meant, if there is
+    none of that name."""
     if name in known:
         return known.index(name)
     hint = sentence(did_you_mean(name, known, f"the {what}s are"))
@@ -208,7 +226,7 @@ def position_of(name: str, known: Sequence[str], flag: str, what: str = "stage")
 
 
 def workflow_name(workflow: Any) -> str | None:
-    """A workflow's name, where its file was given, or what was made in Python."""
+    """Returns the name of a workflow that is given as its name, its file, or an `agac.Workflow`."""
     name: str | None = getattr(workflow, "name", workflow)
     if name and name.endswith(YAML_SUFFIXES):
         return Path(name).stem
@@ -216,22 +234,20 @@ def workflow_name(workflow: Any) -> str | None:
 
 
 def root_of(workflow: Any, project: Path | str | None) -> Path:
-    """The root for a call about `workflow`: of one made in Python also the current folder. Raises
-    UsageError."""
+    """Returns the root for a call about `workflow`. For one made in Python that may be a folder
+    without agac.yml. Raises UsageError."""
     in_python = workflow is not None and not isinstance(workflow, str | Path)
     return project_root(project, bare=in_python)
 
 
 async def refuse_unknown(database: Database | None, root: Path, name: str | None) -> None:
-    """Raises UsageError when no workflow is called `name`: it neither has a file nor was ever
-    run."""
+    """Raises UsageError if no workflow is called `name`: it has no file and was never run."""
+    with_runs = set[str]()
     if database:
-        known = {line.workflow for line in await history.run_lines(database, None)}
-    else:
-        known = set()
-    if name is None or name in known:
+        with_runs = {line.workflow for line in await history.run_lines(database, None)}
+    if name is None or name in with_runs:
         return
-    names = sorted({*known, *names_of_files(root)})
+    names = sorted({*with_runs, *names_of_files(root)})
     if name not in names:
         near = did_you_mean(name, names, "there is")
         hint = f"; {near}" if near.startswith("did") else ""
@@ -239,15 +255,15 @@ async def refuse_unknown(database: Database | None, root: Path, name: str | None
 
 
 def names_of_files(root: Path) -> set[str]:
-    """The names of the workflows that have files; agac.yml is only read when it may name another
-    folder."""
+    """Returns the names of the workflows that have files. agac.yml is only read if it may name
+    another folder."""
     home = home_of(root)
     text = b""
     folder = home / "workflows"
-    with suppress(Unusable):  # said by commands that need it
+    with suppress(Unusable):  # commands that need it report it
         text = read_bytes(home / PROJECT_FILE, PROJECT_FILE, home)
     if b"workflows" in text:
-        # loads pydantic and YAML: most projects do without
+        # loads pydantic and YAML, which most projects do not need
         from agac.spec.loader import load_project
 
         spec, _ = load_project(root, {})
@@ -257,8 +273,11 @@ def names_of_files(root: Path) -> set[str]:
 
 # The state of a run.
 
+_SHOWN_INVOCATIONS = 10
+"""The last invocations that a full report lists."""
+
 State = Literal["running", "killed", "waiting", "stopped", "finished"]
-"""What a run is doing: *running* while its lease is held, *killed* when its last invocation has no
+"""The state of a run: *running* while its lease is held, *killed* if its last invocation has no
 end, *waiting* while it has open batches, or rows that wait for people, *stopped* after an
 interrupt, a fault or a limit, *finished* when every row is settled."""
 
@@ -266,9 +285,10 @@ interrupt, a fault or a limit, *finished* when every row is settled."""
 async def run_report(
     database: Database, record: runs.RunRecord, *, in_full: bool = False
 ) -> dict[str, Any]:
-    """Makes the run's summary with its state, its last invocation and the command that resumes it;
-    `in_full` with what `StageDetails` adds to each stage. `shown`: its results are what was last
-    written into its output folder; `not_written` are databases that could not be written then."""
+    """Returns the run's summary with its state, its last invocation and the command that resumes
+    it; `in_full` with what `StageDetails` adds to each stage. `shown`: its results are what was
+    last written into its output folder; `not_written` are databases that could not be written
+    then."""
     open_batches = (await batches.open_batches(database)).get(record.id)
     record, last, state = await state_of(database, record, open_batches)
     summary = await summarise(database, record)
@@ -276,92 +296,103 @@ async def run_report(
         counts = await runs.counters(database, record.id)
         stages = tuple(_with_details(stage, counts) for stage in summary.stages)
         summary = replace(summary, stages=stages)
-    if (
-        last
-        and last["ended_at"] is None
-        and (again := await runs.waiting_for(database, last["number"]))
-    ):
-        last["waiting_for"] = again
+    if last and last["ended_at"] is None:
+        fault = await runs.waiting_for(database, last["number"])
+        if fault:
+            last["waiting_for"] = fault
+    not_written = [
+        name.removeprefix("to:")
+        for name, stamp in record.exported_files.items()
+        if stamp == runs.UNWRITTEN
+    ]
     return {
         **summary.as_json(),
         "state": state,
         "open_batches": json_form(open_batches),
         "shown": record.exported_revision == record.revision,
-        "not_written": [
-            name.removeprefix("to:")
-            for name, stamp in record.exported_files.items()
-            if stamp == runs.UNWRITTEN
-        ],
+        "not_written": not_written,
         "last_invocation": last,
         "go_on": go_on(record),
     }
 
 
 async def full_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
-    """The same, with errors and calls by stage, what calls without an answer may have cost, and
-    its invocations."""
+    """Returns the same with errors and calls by stage, what calls without an answer may have cost,
+    and its last invocations."""
     report = await run_report(database, record, in_full=True)
     counts = await runs.counters(database, record.id)
     last = record.invocation
-    events = await history.invocations(database, record.id, 10)  # the last ones
+    is_running = report["state"] == "running"
+    events = await history.invocations(database, record.id, _SHOWN_INVOCATIONS)
     return {
         **report,
         "last_worked_at": iso((last.ended_at or last.at) if last else record.created_at),
         "input_read_at": iso(record.read_at),
         "held": {
-            "cost_usd": round(dollars_in_all(c.held_cost for c in counts), 6),
-            "tokens": sum(c.held_tokens for c in counts),
+            "cost_usd": round(dollars_in_all(count.held_cost for count in counts), 6),
+            "tokens": sum(count.held_tokens for count in counts),
         },
         "replaced_by": await runs.superseded_by(database, record.id),
-        "invocations": [
-            _invocation_report(event, at_work=report["state"] == "running") for event in events
-        ],
+        "invocations": [_invocation_report(event, at_work=is_running) for event in events],
     }
 
 
 def _with_details(stage: StageSummary, counts: Iterable[runs.Count]) -> StageSummary:
     """Adds the errors and the calls of a stage to its summary."""
-    own = [count for count in counts if count.stage == stage.name]
-    errors = {count.error_type: count.tasks for count in own if count.outcome == Outcome.FAILED}
-    return replace(stage, details=StageDetails(errors, calls_of(own)))
+    of_stage = [count for count in counts if count.stage == stage.name]
+    failed = [count for count in of_stage if count.outcome == Outcome.FAILED]
+    errors = {count.error_type: count.tasks for count in failed}
+    return replace(stage, details=StageDetails(errors, calls_of(of_stage)))
 
 
 async def state_of(
     database: Database, record: runs.RunRecord, open_batches: batches.OpenBatches | None
 ) -> tuple[runs.RunRecord, dict[str, Any] | None, State]:
-    """A run read anew, how its last invocation ended (None: it has none yet), and its state.
-    Whether a process works on it is looked at first: who comes to the end says so before the lease
-    is given back, and would else seem killed."""
+    """Reads a run again, how its last invocation ended (None: it has none yet), and its state. The
+    lease is looked at first: an invocation notes its end before it gives the lease back, and would
+    else seem killed."""
     held = await holder_of(database, record.workflow) is not None
     record = await runs.run_record(database, record.id)
+    last = None
     if record.invocation:
         last = _invocation_report(record.invocation, at_work=held)
-    else:
-        last = None
-    # a run is made before its first invocation
-    if held if last is None else last["state"] == "running":
-        return record, last, "running"
-    if last and last["state"] == "killed":
-        return record, last, "killed"
-    waits = open_batches is not None or (last and last.get("wait_for_people"))
-    return (
-        record,
-        last,
-        "finished" if record.finished_at is not None else "waiting" if waits else "stopped",
-    )
+    return record, last, _state(record, last, open_batches, held=held)
+
+
+def _state(
+    record: runs.RunRecord,
+    last: Mapping[str, Any] | None,
+    open_batches: batches.OpenBatches | None,
+    *,
+    held: bool,
+) -> State:
+    """Returns the state of a run. `held`: a process holds the lease of its workflow."""
+    if last is None:
+        if held:  # a run is made before its first invocation
+            return "running"
+    elif last["state"] == "running":
+        return "running"
+    elif last["state"] == "killed":
+        return "killed"
+    if record.finished_at is not None:
+        return "finished"
+    waits_for_people = last is not None and last.get("wait_for_people")
+    if open_batches is not None or waits_for_people:
+        return "waiting"
+    return "stopped"
 
 
 def rows_by_remedy(errors: Iterable[ErrorSummary]) -> Counter[str]:
-    """How many failed rows need another `input`, `schema`, row `budget`, answer on `calls`, of
-    `people`, or to go `again`."""
-    found = Counter[str]()
+    """Counts failed rows by what they need: another `input`, `schema`, row `budget`, answer on
+    `calls` or of `people`, or to be run `again`."""
+    rows = Counter[str]()
     for error in errors:
-        found[remedy_of(error.type, error.stage)] += error.rows
-    return found
+        rows[remedy_of(error.type, error.stage)] += error.rows
+    return rows
 
 
 def remedy_of(error_type: str, stage: str | None) -> str:
-    """Names what rows need that failed so; `stage` is None where the input itself was wrong."""
+    """Names what rows need that failed so. `stage` is None if the input itself was wrong."""
     if stage is None:
         return "input"
     return _REMEDIES.get(error_type, "again")
@@ -376,37 +407,46 @@ _REMEDIES: Mapping[str, str] = {
     ErrorType.TOOL_OUTCOME_UNKNOWN: "calls",
     ErrorType.REJECTED: "people",
 }
+"""What failed rows need, by type of error; those of other types are run again."""
 
 
 def go_on(record: runs.RunRecord, more: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """The command that resumes a run: with the same flags, since they are part of what the run is,
-    or `more`."""
+    """Returns the command that resumes a run: with its flags, since they are part of what the run
+    is, and `more`."""
+    flags = {**given_flags(record), **more}
     words = ["agac", "run", "-a", record.workflow]
-    given = {**given_flags(record), **more}
-    words += ["--shard", str(Shard(*shard))] if (shard := record.selection.get("shard")) else []
-    if "trial" in given:
-        words = ["agac", given["trial"].get("command", "try"), *words[2:]]
-        given = given["trial"] | {"command": None}
-    if "job" in given:
+    shard = record.selection.get("shard")
+    if shard:
+        words += ["--shard", str(Shard(*shard))]
+    if "trial" in flags:
+        trial = flags["trial"]
+        words = ["agac", trial.get("command", "try"), *words[2:]]
+        flags = trial | {"command": None}
+    if "job" in flags:
         return f"agac resume {job_alias(record.id)}"
-    if "task" in given:
-        return str(given["task"])
-    if given.get("in_python"):
+    if "task" in flags:
+        return str(flags["task"])
+    if flags.get("in_python"):
         return f"agac.run(agac.Workflow({record.workflow!r}, …))"
-    for name, value in given.items():
-        if name == "var":
-            words += [
-                word for variable, text in value.items() for word in ("--var", f"{variable}={text}")
-            ]
-        elif isinstance(value, list):
-            words += [word for one in value for word in (f"--{name}", str(one))]
-        elif value is not None:
-            words += [f"--{name.replace('_', '-')}", str(value)]
+    for name, value in flags.items():
+        words += _typed_flag(name, value)
     return shlex.join(words)
 
 
+def _typed_flag(name: str, value: Any) -> list[str]:
+    """Returns the words of a flag on a command line, repeated for each of several values."""
+    if value is None:
+        return []
+    if name == "var":
+        texts = [f"{variable}={text}" for variable, text in value.items()]
+        return [word for text in texts for word in ("--var", text)]
+    if isinstance(value, list):
+        return [word for each in value for word in (f"--{name}", str(each))]
+    return [f"--{name.replace('_', '-')}", str(value)]
+
+
 def given_flags(record: runs.RunRecord) -> dict[str, Any]:
-    """The flags of a run's last invocation, by name."""
+    """Returns the flags of a run's last invocation, by name."""
     given: dict[str, Any] = {}
     if record.invocation:
         given = record.invocation.body.get("given", given)
@@ -414,13 +454,13 @@ def given_flags(record: runs.RunRecord) -> dict[str, Any]:
 
 
 async def made_in_python(database: Database, workflow: str) -> bool:
-    """Whether the keys of a workflow are those of a program or of a command, so that no file has
-    them."""
+    """True if a workflow was made by a program or a command, so that it has no file."""
     last = await runs.last_invocation(database, workflow)
     return bool(last and last.invocation.body.get("given", {}).get("in_python"))
 
 
 def _invocation_report(invocation: runs.InvocationRecord, *, at_work: bool) -> dict[str, Any]:
+    """Describes an invocation. `at_work`: a process works on its run."""
     state = "killed" if invocation.exit_code == runs.KILLED else "ended"
     if invocation.ended_at is None:
         state = "running" if at_work else "killed"
@@ -440,17 +480,20 @@ def _invocation_report(invocation: runs.InvocationRecord, *, at_work: bool) -> d
 
 @dataclass(frozen=True, slots=True)
 class StatusReport(Report):
-    """The state of a project: its newest runs, what they came to, and how large the store is.
-    `sharded` are the runs whose shards have stores in this folder, as `runs_in_shards` has them."""
+    """The newest runs of a project."""
 
     project: Path
+    """The project's folder."""
     database_bytes: int
+    """The size of its database."""
     runs: list[dict[str, Any]]
+    """The runs, as `run_report` or `full_report` describe them."""
     sharded: list[dict[str, Any]] = field(default_factory=list)
+    """Runs whose shards have stores in this folder, as `runs_in_shards` returns them."""
 
     @property
     def rows_by_remedy(self) -> Counter[str]:
-        """What the failed rows of the first of the runs need."""
+        """How many failed rows of the first run need what."""
         return rows_by_remedy(read_as(RunSummary, self.runs[0]).errors)
 
 
@@ -462,9 +505,9 @@ async def status(
     project: Path | str | None = None,
     newest: int = 10,
 ) -> StatusReport:
-    """The newest runs, of one workflow or of all; or one run in full: its number, or `last`.
-    Changes nothing. Raises UsageError for a workflow that neither has a file nor was ever run, and
-    for a run that does not exist."""
+    """Describes the newest runs, of one workflow or of all; or one run in full: its number, or
+    `last`. Changes nothing. Raises UsageError for a workflow that has no file and was never run,
+    and for a run that does not exist."""
     root = root_of(workflow, project)
     workflow = workflow_name(workflow)
     path = database_path(root)
@@ -472,65 +515,58 @@ async def status(
     if run is not None:
         async with stored_run(root, run, workflow) as (database, record):
             return StatusReport(root, size, [await full_report(database, record)])
-    async with open_for_reading(database_path(root)) as found:
-        await refuse_unknown(found, root, workflow)
-        if this_shard() is None:
-            sharded = await runs_in_shards(root, workflow)
-        else:
-            sharded = []
-        if found is None:
+    async with open_for_reading(path) as database:
+        await refuse_unknown(database, root, workflow)
+        sharded = await runs_in_shards(root, workflow) if this_shard() is None else []
+        if database is None:
             return StatusReport(root, 0, [], sharded=sharded)
-        numbers = (await runs.run_ids(found, workflow))[:newest]
-        listed = [
-            await run_report(found, await runs.run_record(found, number)) for number in numbers
-        ]
-        if listed and (newer := await runs.superseded_by(found, listed[0]["run"])):
-            listed[0]["replaced_by"] = newer
-        return StatusReport(root, size, listed, sharded)
+        reports = []
+        for number in (await runs.run_ids(database, workflow))[:newest]:
+            record = await runs.run_record(database, number)
+            reports.append(await run_report(database, record))
+        if reports:
+            newer = await runs.superseded_by(database, reports[0]["run"])
+            if newer:
+                reports[0]["replaced_by"] = newer
+        return StatusReport(root, size, reports, sharded)
 
 
 async def runs_in_shards(root: Path, workflow: str | None) -> list[dict[str, Any]]:
-    """What the stores of shards in this folder hold of the newest run of each workflow, or of one:
-    its `shards`, of which others may have run elsewhere, and their `rows` together; `merged`,
-    where that was done here: into which folder, and how many rows it wrote."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    """Describes the newest run of each workflow, or of one, by the stores that its shards have in
+    this folder: the `shards`, of which others may have run elsewhere, and their `rows` together;
+    and if it was `merged` here, into which folder, and how many rows were written."""
+    rows_of: dict[tuple[str, int], dict[str, dict[str, int]]] = defaultdict(dict)
     merged: dict[str, dict[str, Any]] = {}
     for path in sorted((root / SHARDS).glob(f"*/{STORE.name}")):
         shard = Shard.read(path.parent.name, "-of-")
         async with open_for_reading(path) as database:
-            if database is not None:
-                numbers = await runs.run_ids(database, workflow)
-            else:
-                numbers = []
-            for number in reversed(numbers):  # the newest one comes last
-                assert database is not None
+            if database is None:
+                continue
+            for number in reversed(await runs.run_ids(database, workflow)):  # the newest is last
                 record = await runs.run_record(database, number)
                 if shard is None:
                     merged[record.workflow] = _merged(root, record)
                     continue
-                key = record.workflow, shard.of
-                one = found.setdefault(
-                    key, {"workflow": record.workflow, "of": shard.of, "shards": {}}
-                )
-                one["shards"][str(shard)] = runs.row_counts(await runs.counters(database, number))
+                counts = await runs.counters(database, number)
+                rows_of[record.workflow, shard.of][str(shard)] = runs.row_counts(counts)
     return [
         {
             "workflow": name,
             "of": of,
-            "shards": list(one["shards"]),
-            "rows": dict(sum(map(Counter, one["shards"].values()), Counter[str]())),
+            "shards": list(rows),
+            "rows": dict(sum(map(Counter, rows.values()), Counter[str]())),
             "merged": merged.get(name),
         }
-        for (name, of), one in found.items()
+        for (name, of), rows in rows_of.items()
     ]
 
 
 def _merged(root: Path, record: runs.RunRecord) -> dict[str, Any]:
-    """Into which folder a run was merged, and its rows as the summary there tells them."""
+    """Returns the folder into which a run was merged, and its rows by the summary there."""
     rows: dict[str, int] = {}
     with suppress(OSError, ValueError, RecursionError):
         text = (root / record.output_dir / "summary.json").read_bytes()
-        told = read_as(WrittenSummary, json.loads(text))
-        if told.workflow == record.workflow and told.shards:
-            rows = told.rows._asdict()
+        summary = read_as(WrittenSummary, json.loads(text))
+        if summary.workflow == record.workflow and summary.shards:
+            rows = summary.rows._asdict()
     return {"output": record.output_dir, "rows": rows}
