@@ -128,7 +128,7 @@ class BatchLine(Report):
 
     @property
     def next(self) -> str:
-        """What happens next, in words."""
+        """The next thing that happens to it, in words."""
         batch = self.batch
         retrieve = "agac batch retrieve"
         if not batch.open:

@@ -15,6 +15,7 @@ from agac.api.checked_workflow import CheckedWorkflow
 from agac.api.prepare import InvocationRequest
 from agac.api.project import open_project
 from agac.api.report import RunReport
+from agac.api.result_rows import ResultRow
 from agac.api.run import RunInterface, invoke
 from agac.api.run_options import RunOptions
 from agac.api.share import pull_in, push_at_end
@@ -34,20 +35,24 @@ from agac.store.writer import open_database
 _OF_ROWS = ("input", "output", "limit", "offset", "sample", "sql")
 _TEXTS = [TableColumn(name, Kind.TEXT) for name in ("id", "result", "error", "message", "input")]
 _COLUMNS = [*_TEXTS, TableColumn("row_number", Kind.INTEGER), TableColumn("ok", Kind.BOOLEAN)]
-# what this process knows of the remote, by the project's root
-_known = cache(lambda root: KnownAnswers())
+
+
+@cache
+def _known(root: Path) -> KnownAnswers:
+    """Returns what this process knows of a project's remote."""
+    return KnownAnswers()
 
 
 @typed
 def ray_map(
     workflow: str, *, project: Path | str | None = None, options: RunOptions | None = None
 ) -> Callable[[Any], Any]:
-    """A workflow as a function for Ray Data: `dataset.map_batches(agac.ray_map("reviews"),
-    batch_size=100)`. It gives the columns `id`, `result` (JSON), `error` (its type), `message`,
-    `input` (JSON), `row_number` (in its block, from 1) and `ok`. A row that failed is a row; rows
-    that did not end, as at a limit, raise AgacError, and the same again resumes. The workers have
-    the project at the same path as here, and keys in their own environment. Raises UsageError for
-    options that no block has, and where pyarrow is missing."""
+    """Makes a function for Ray Data of a workflow: `dataset.map_batches(agac.ray_map("reviews"),
+    batch_size=100)`. It returns the columns `id`, `result` (JSON), `error` (its type), `message`,
+    `input` (JSON), `row_number` (in its block, from 1) and `ok`. A row that failed is a row too;
+    rows that did not end, as at a limit, raise AgacError, and the same call resumes them. The
+    workers need the project at the same path as here, and keys in their own environment. Raises
+    UsageError for options that no block has, and if pyarrow is missing."""
     library("pyarrow", "agac.ray_map")
     options = options or RunOptions()
     wrong = [name for name in _OF_ROWS if getattr(options, name)]
@@ -60,38 +65,35 @@ def ray_map(
 
 
 def _mapped(workflow: str, root: Path, options: RunOptions, block: Any) -> Any:
-    """The final rows of a block, a dict of columns or a frame, as a table of pyarrow."""
+    """Runs a block, a dict of columns or a frame, and returns its final rows as a table of
+    pyarrow."""
     if isinstance(block, Mapping):
         block = [dict(zip(block, row, strict=True)) for row in zip(*block.values(), strict=True)]
     rows = list(each_row(block))
-    found: Iterable[Any]
+    results: Iterable[ResultRow] = ()
     if rows:
-        found = _run_block(workflow, root, options, rows).results()
-    else:
-        found = ()
-    return frame(
-        "pyarrow",
-        _COLUMNS,
-        [
-            [
-                str(one.id),
-                None if one.result is None else encode(one.result),
-                one.error and str(one.error.type),
-                one.error and one.error.message,
-                encode(one.input),
-                one.row_number,
-                one.ok,
-            ]
-            for one in found
-        ],
-    )
+        results = _run_block(workflow, root, options, rows).results()
+    return frame("pyarrow", _COLUMNS, list(map(_cells, results)))
+
+
+def _cells(row: ResultRow) -> list[Any]:
+    """Returns the values of a row in the order of the columns."""
+    return [
+        str(row.id),
+        None if row.result is None else encode(row.result),
+        row.error and str(row.error.type),
+        row.error and row.error.message,
+        encode(row.input),
+        row.row_number,
+        row.ok,
+    ]
 
 
 @calling
 async def _run_block(
     workflow: str, root: Path, options: RunOptions, rows: list[dict[str, Any]]
 ) -> RunReport:
-    """The run of these rows, in one store for all processes of this machine."""
+    """Runs these rows, in one store for all processes of this machine."""
     state = work_dir(root / STORE.parent / "ray" / socket.gethostname(), root)
     opened = replace(open_project(root, bare=True, sound=True), state=state)
     known = _known(root)
@@ -120,7 +122,8 @@ async def _run_block(
 
 
 def _of_block(checked: CheckedWorkflow, options: RunOptions) -> CheckedWorkflow:
-    """The workflow as the one of these rows. Raises UsageError for what no block can do."""
+    """Gives a workflow a name of its own for a block of rows. Raises UsageError for what no block
+    can do."""
     flow = checked.workflow
     whole = [stage.name for stage in flow.stages if stage.makes in ("groups", "kept")]
     if whole:
@@ -128,9 +131,9 @@ def _of_block(checked: CheckedWorkflow, options: RunOptions) -> CheckedWorkflow:
         raise UsageError(
             f"stage {whole[0]!r} has to see all rows, and these come in blocks", remedy=remedy
         )
-    if options.budget is None and any(
-        (flow.rules.project, flow.rules.workflow, *(one.settings.budget for one in flow.asking))
-    ):
+    of_stages = [stage.settings.budget for stage in flow.asking]
+    has_budget = any((flow.rules.project, flow.rules.workflow, *of_stages))
+    if options.budget is None and has_budget:
         remedy = "Say what each block may spend: options=agac.RunOptions(budget=0.50)."
         raise UsageError(
             "a budget is that of one run, and each block of rows is one", remedy=remedy

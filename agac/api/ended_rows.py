@@ -1,4 +1,4 @@
-"""Rows of a job that have ended, written or told while the run goes on."""
+"""Rows of a job that have ended, written or told while the run continues."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class LastFault(Report):
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts(Report):
-    """What is shown of a batch that was submitted, waits, or needs a decision. The JSON has more
+    """Facts of a batch that was submitted, waits, or needs a decision. The JSON has more
     keys, those of `api.batches.BatchLine`."""
 
     id: int
@@ -226,7 +226,7 @@ class InvocationBatches(Report):
 
 @dataclass(frozen=True, slots=True)
 class SelectedRows(Report):
-    """How many rows are selected, where not all of them were read."""
+    """The number of selected rows, if not all of them were read."""
 
     rows: int
     """How many."""
@@ -237,7 +237,7 @@ class SelectedRows(Report):
 
 @dataclass(frozen=True, slots=True)
 class WrittenLines(Report):
-    """How much of the results was written at a limit."""
+    """The part of the results that was written at a limit."""
 
     lines_written: int
     """Rows in the results."""
@@ -256,7 +256,7 @@ class UnsentMessages(Report):
 
 @dataclass(frozen=True, slots=True)
 class InvocationNotes(Report):
-    """What else is told at the end of an invocation. The JSON has the keys only where it is."""
+    """Further facts at the end of an invocation. The JSON only has the keys of those there are."""
 
     JSON_KEYS = (
         "not_recorded?",
@@ -284,7 +284,7 @@ class InvocationNotes(Report):
 
 @dataclass(frozen=True, slots=True)
 class InvocationSummary(Report):
-    """What one invocation of a run did."""
+    """A summary of one invocation of a run."""
 
     JSON_KEYS = (
         "continued",
@@ -343,4 +343,4 @@ class InvocationSummary(Report):
     """Its batches."""
 
     notes: InvocationNotes = field(default_factory=InvocationNotes)
-    """What else is told at its end."""
+    """Further facts at its end."""

@@ -87,81 +87,78 @@ _PLACES = {
 
 @typed
 def read_job(path: str | Path, options: ProcessOptions | None = None) -> ProcessOptions:
-    """The options that a job's file says, under those that are given. Raises SpecError with all
+    """Reads the options of a job's file; those in `options` replace them. Raises SpecError with all
     that is wrong."""
     document = read_yaml(Path(path), str(path), None)
     file, problems = validate(JobFile, document)
     if file is None or document.problems or problems:
         raise SpecError([*document.problems, *problems])
     options = options or ProcessOptions()
-    found = (
-        {"prompt": file.prompt, "merge": file.output.merge_strategy}
-        | _asked(file.llm)
-        | _paced(file)
-    )
     given = options.given()
-    found |= (
-        _answers(file.output, Path(path), document)
-        if not {"json_schema", "schema_model"} & given.keys()
-        else {}
-    )
-    given |= {"prompt": ""} if "template" in given else {}  # of both only one says what is asked
-    kept = {name: value for name, value in found.items() if value is not None and name not in given}
-    places = {
-        key: document.where(tuple(at)) for key, (name, *at) in _PLACES.items() if name in kept
+    written = {
+        "prompt": file.prompt,
+        "merge": file.output.merge_strategy,
+        **_model_options(file.llm),
+        **_pace_options(file),
     }
-    return replace(options, **kept, places=places)
+    if not {"json_schema", "schema_model"} & given.keys():
+        written |= _answer_options(file.output, Path(path), document)
+    if "template" in given:  # it replaces the file's prompt
+        written.pop("prompt")
+    taken = {
+        name: value for name, value in written.items() if value is not None and name not in given
+    }
+    places = {
+        key: document.where(tuple(at)) for key, (name, *at) in _PLACES.items() if name in taken
+    }
+    return replace(options, **taken, places=places)
 
 
-def _asked(llm: LlmFile) -> dict[str, Any]:
-    model: str | None
+def _model_options(llm: LlmFile) -> dict[str, Any]:
+    """Returns the options that say which model is asked."""
+    model = llm.model
     if llm.provider and llm.model:
         model = f"{llm.provider}/{llm.model}"
-    else:
-        model = llm.model
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": model,
         "temperature": llm.temperature,
         "max_tokens": llm.max_tokens,
     }
-    if (llm.base_url or llm.api_key) and (
-        name := llm.provider or (llm.model or "").partition("/")[0]
-    ):
-        found["provider"] = set_keys(name=name, base_url=llm.base_url, api_key=llm.api_key)
-    return found
+    provider = llm.provider or (llm.model or "").partition("/")[0]
+    if provider and (llm.base_url or llm.api_key):
+        keys = set_keys(name=provider, base_url=llm.base_url, api_key=llm.api_key)
+        options["provider"] = keys
+    return options
 
 
-def _paced(file: JobFile) -> dict[str, Any]:
+def _pace_options(file: JobFile) -> dict[str, Any]:
+    """Returns the options that say how fast and how often rows are asked. Keys at the top of the
+    file replace those of `processing`."""
     pace = dict(file.processing) | {key: value for key, value in file if value is not None}
-    found = {
+    is_sequential = "sequential" in (file.mode, file.processing.mode)
+    return {
         "max_retries": pace["max_retries"],
         "retry_delay": pace["retry_delay"],
-        "parallel": pace["batch_size"],
+        "parallel": 1 if is_sequential else pace["batch_size"],
     }
-    return found | ({"parallel": 1} if "sequential" in (file.mode, file.processing.mode) else {})
 
 
-def _answers(output: JobOutputFile, path: Path, document: Document) -> dict[str, Any]:
+def _answer_options(output: JobOutputFile, path: Path, document: Document) -> dict[str, Any]:
+    """Returns the options that say which form answers have. Raises SpecError for a schema of
+    texts."""
     schema = output.output_schema
     if schema is None:
-        found: dict[str, dict[str, Any]] = {
+        by_format: dict[str, dict[str, Any]] = {
             "json": {"reply": "json"},
             "structured": {"json_schema": {"type": "object"}},
         }
-        return found.get(output.format or "", {})
+        return by_format.get(output.format or "", {})
     if output.format == "text":
-        raise SpecError(
-            [
-                document.problem(
-                    ("output", "schema"), "a text has no schema; remove it, or `format: text`"
-                )
-            ]
-        )
-    return {
-        "json_schema": schema
-        if isinstance(schema, dict) or is_reference(schema)
-        else str(path.parent / schema)
-    }
+        message = "a text has no schema; remove it, or `format: text`"
+        raise SpecError([document.problem(("output", "schema"), message)])
+    if isinstance(schema, dict) or is_reference(schema):
+        return {"json_schema": schema}
+    return {"json_schema": str(path.parent / schema)}
 
 
 @typed
@@ -173,35 +170,36 @@ def save_job(
     *,
     project: Path | str | None = None,
 ) -> Path:
-    """Writes a workflow file that does what the job does, with its results in a folder; gives its
-    path. Raises UsageError where the file is there already, unless `overwrite`, or the INPUT is
-    outside of the project."""
+    """Writes a workflow file that does what the job does, with its results in a folder, and returns
+    its path. Raises UsageError if the file exists, unless `overwrite`, or the INPUT is outside of
+    the project."""
     job = Job(project_root(project, bare=True), str(input), str(output), options, None)
     path = Path(file)
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_target(path, job.taken, "workflow.yml", force=options.overwrite)
-    for one in filter(is_outside, (job.input, *job.allowed)):
+    outside = list(filter(is_outside, (job.input, *job.allowed)))
+    if outside:
         raise UsageError(
-            f"{one} is outside of the project, where no workflow can read it", remedy="Copy it."
+            f"{outside[0]} is outside of the project, where no workflow can read it",
+            remedy="Copy it.",
         )
     if job.providers:
         what = "--save-workflow: a workflow has no address or key of a provider"
         raise UsageError(
             what, remedy=f"Put `providers: {{{', '.join(job.providers)}: …}}` into agac.yml."
         )
-    told = set_keys(
+    of_stage = set_keys(
         model=options.model,
         backend=options.backend,
         run_mode=options.run_mode,
         concurrency=options.parallel,
     )
+    budget = None
     if isinstance(options.budget, Budget):
         budget = set_keys(**asdict(options.budget))
-    else:
-        budget = None
     keys = job.keys | {
         "input": job.keys["input"] | set_keys(sql=options.sql),
-        "stages": [job.keys["stages"][0] | told],
+        "stages": [job.keys["stages"][0] | of_stage],
     }
     keys |= set_keys(budget=budget, max_errors=options.max_errors)
     write_whole(path, yaml_text(keys))

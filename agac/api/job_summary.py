@@ -10,7 +10,7 @@ from agac.core.types import Report
 
 @dataclass(frozen=True, slots=True)
 class JobRequest(Report):
-    """What a row run was asked."""
+    """The request of a row run."""
 
     model: str
     """The model, with the keys of its requests."""
@@ -122,7 +122,7 @@ class JobCache(Report):
 
 @dataclass(frozen=True, slots=True)
 class JobSummary(Report):
-    """What the summary of a row run says besides."""
+    """Facts that the summary of a row run has besides those of its run."""
 
     JSON_KEYS = (
         "job=alias",

@@ -69,7 +69,7 @@ class RunCards(Report):
 
 @dataclass(frozen=True, slots=True)
 class BudgetBurn(Report):
-    """How fast one unit of a budget is spent."""
+    """The speed at which one unit of a budget is spent."""
 
     name: str
     """The budget's name."""
@@ -116,7 +116,7 @@ class MonitoredRun(Report):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a run proceeds."""
+    """The speed of a run."""
 
     report: dict[str, Any]
     """The report of the run, with its `pace`."""

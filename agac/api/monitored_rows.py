@@ -42,7 +42,7 @@ _STATES = {
     "skipped": 1 << State.SKIPPED,
     "dropped": 1 << State.DROPPED | 1 << State.FILTERED,
 }
-"""The states that each word stands for, as bits."""
+"""The states that each word means, as bits."""
 
 _VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d[\d.,:_-]*")
 """The parts of messages in which messages of one kind differ: numbers and quoted texts."""
@@ -50,7 +50,7 @@ _VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d[\d.,:_-]*")
 
 @dataclass(frozen=True, slots=True)
 class RowFilters:
-    """Which rows are listed, in which order."""
+    """A choice of the rows that are listed, and their order."""
 
     state: str | None = None
     """open, done, failed, dropped or skipped; with a `stage` the outcome of its task, which may

@@ -279,7 +279,7 @@ MIN_DETAIL = 8
 
 @dataclass(frozen=True, slots=True)
 class LineStyle:
-    """How lines are drawn."""
+    """The form in which lines are drawn."""
 
     width: int | None
     """Cells of a line; None: any number."""

@@ -61,7 +61,7 @@ _ROWS_OF_A_SINK = 1_000
 
 @dataclass(frozen=True, slots=True)
 class WrittenOutputs:
-    """What an invocation wrote, and what was there before."""
+    """Outputs that an invocation wrote, and those that it replaced."""
 
     files: list[Path] = field(default_factory=list)
     """The files with the results; none if they were not replaced."""
@@ -80,7 +80,7 @@ class WrittenOutputs:
 
 @dataclass(frozen=True, slots=True)
 class RunReport(Report):
-    """How an invocation of a run ended.
+    """The end of one invocation of a run.
 
     Its rows are read with `results`, `write_to`, `to_pandas`, `to_polars` and `to_arrow`; `summary`
     and `invocation` are JSON."""
@@ -225,7 +225,7 @@ class RunReport(Report):
 
     @property
     def rows_by_remedy(self) -> Counter[str]:
-        """How many of the failed rows need what."""
+        """The failed rows, counted by what they need."""
         return rows_by_remedy(self.record.errors)
 
 

@@ -70,7 +70,7 @@ async def _opened(project: Path | str | None) -> AsyncIterator[tuple[Project, Da
 
 @dataclass(frozen=True, slots=True)
 class RetrieveReport(Report):
-    """What `retrieve` took in, and how the run is after it."""
+    """The batches that `retrieve` took in, and the state of the run after it."""
 
     JSON_KEYS = (
         "ready",
@@ -277,7 +277,7 @@ def _superseded_message(run: runs.RunRecord, newer: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WaitReport(Report):
-    """How waiting for batches ended."""
+    """The end of waiting for batches."""
 
     ready: bool
     """True if all of them have ended at their providers."""
@@ -343,7 +343,7 @@ def _next_pause(pause: float, interval: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CancelReport(Report):
-    """Which batches were cancelled."""
+    """The batches that were cancelled, and those that had ended before."""
 
     asked: list[BatchLine]
     """Batches whose providers were asked to end them."""
@@ -403,7 +403,7 @@ async def _maintenance(
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport(Report):
-    """What a comparison of the store with the providers found."""
+    """Findings of a comparison of the store with the providers."""
 
     findings: list[Finding]
     """Differences, those that were set right included."""

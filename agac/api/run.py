@@ -38,12 +38,13 @@ Workflow = BuiltWorkflow  # `agac.Workflow`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInterface:
-    """How a caller follows an invocation, and speaks with a person."""
+    """The means by which a caller follows an invocation and asks a person."""
 
     confirm: Confirm | None = None
     """Asks a person; None: nobody is there."""
 
     progress: Watch | bool = False
+    """Shows progress; True: as the terminal allows."""
 
     handle_signals: bool = False
     """True to stop at SIGINT and SIGTERM."""
@@ -189,8 +190,8 @@ WORST_FIRST = (
 )
 """Of several ends the one that comes first here is reported."""
 
-# ends after which the next workflow runs
 GOING_ON = (ExitCode.DONE, ExitCode.ROWS_FAILED, ExitCode.NOT_READY)
+"""Ends after which the next workflow runs."""
 
 
 @typed

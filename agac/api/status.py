@@ -493,7 +493,7 @@ class StatusReport(Report):
 
     @property
     def rows_by_remedy(self) -> Counter[str]:
-        """How many failed rows of the first run need what."""
+        """The failed rows of the first run, counted by what they need."""
         return rows_by_remedy(read_as(RunSummary, self.runs[0]).errors)
 
 

@@ -31,9 +31,9 @@ async def recorded_plan(
     *,
     functions: bool = True,
 ) -> Plan:
-    """The plan of a run as it was stored; without `functions` it is only good for reading answers.
-    Raises UsageError where its functions, schemas or providers are not what they were, and for a
-    run that is older than such plans."""
+    """Makes the plan of a run again as it was stored. Without `functions` it is only good for
+    reading answers. Raises UsageError if its functions, schemas or providers are no longer what
+    they were, and for a run that is older than such plans."""
     record = await runs.run_record(database, run)
     settings = await runs.run_settings_of(database, run)
     if settings is None:
@@ -57,21 +57,20 @@ async def recorded_plan(
     # an older agac, or an older validator, accepted these schemas, and answers may have been paid
     # for since
     workflow, _ = load_workflow(opened.spec, plan.workflow, Overrides())
+    present = {}
     if workflow:
-        mended = {one.name: one.schema for one in workflow.asking if one.name in broken}
-    else:
-        mended = {}
-    stages = (
-        replace(one, judge=mended.get(one.name)) if isinstance(one, PlannedStage) else one
-        for one in plan.stages
+        present = {stage.name: stage.schema for stage in workflow.asking if stage.name in broken}
+    stages = tuple(
+        replace(stage, judge=present.get(stage.name)) if isinstance(stage, PlannedStage) else stage
+        for stage in plan.stages
     )
-    return replace(plan, stages=tuple(stages))
+    return replace(plan, stages=stages)
 
 
 @contextmanager
 def _explained_as_stored(run: int) -> Iterator[None]:
-    """Raises AgacError for a run of the remote in which something has another form than agac gives
-    it."""
+    """Raises AgacError for a run of the remote that does not have the form in which agac stores
+    runs."""
     try:
         yield
     except (
@@ -96,9 +95,9 @@ def _refuse_unnamed(
     definition: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> None:
-    """Raises UsageError where a run, which anyone who may write into the remote can have given,
-    would start, import or connect to something that the files of the project do not name for its
-    workflow."""
+    """Raises UsageError if a run would start, import or connect to something that the files of the
+    project do not name for its workflow: anybody who may write into the remote may have made
+    it."""
     wanted = reach(definition, settings)
     if wanted and workflow_files(opened.spec, record.workflow):
         workflow, models, _ = defined(opened, record.workflow, Overrides())

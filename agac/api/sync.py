@@ -1,6 +1,6 @@
 """Functions that wait, called without `await`: `blocking` makes one of a coroutine function, which
-works within a loop, too, and `asynchronous` gives that back; `iterating` does it for iterators;
-what Ctrl-C does meanwhile."""
+also works while a loop runs, and `asynchronous` returns that function again; `iterating` does it
+for iterators. Ctrl-C while they wait."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from agac.core.arguments import typed
 from agac.core.errors import UsageError
 
-# so often a thread that waits looks for a Ctrl-C, of which the system may have told another one
 _LOOK_SECONDS = 0.1
+"""Seconds after which a thread that waits looks for a Ctrl-C, which the system may have given to
+another thread."""
 
 _INSIST_SECONDS = 0.3
 """How long the event loop may take to notice a Ctrl-C. Work that keeps it busy for longer is
@@ -42,7 +43,7 @@ T = TypeVar("T")
 
 
 class StopSwitch(Protocol):
-    """What ends the work of a function in good order."""
+    """Ends the work of a function in good order."""
 
     asked: bool
     """Set at once by a signal, also while the event loop is busy: work in pieces looks at it
@@ -54,22 +55,25 @@ class StopSwitch(Protocol):
 
 @dataclass(slots=True)
 class Interrupts:
-    """Ctrl-C while a function that `blocking` made is at work. `stop`, which the work sets, ends
-    it in good order; without it its task is cancelled, and the second Ctrl-C does not wait for
-    that. Where the event loop is too busy to notice the first one, a second one is sent."""
+    """Handles Ctrl-C while a function that `blocking` made is at work."""
 
     count: int = 0
+    """How often Ctrl-C was pressed."""
     stop: StopSwitch | None = None
+    """Ends the work in good order; the work sets it. Without it, the task is cancelled, and the
+    second Ctrl-C does not wait for that."""
     task: asyncio.Task[Any] | None = None
+    """The work."""
     noticed: bool = False
-    """Whether the event loop has been free since the first Ctrl-C."""
+    """True if the event loop has been free since the first Ctrl-C. If it is too busy, a second one
+    is sent."""
     insisting: threading.Timer | None = None
     """Sends the second Ctrl-C."""
     switch_seconds: float | None = None
     """Python's switch interval before `hurry`, which `end` sets again."""
 
     def handle(self, number: int, _: FrameType | None) -> None:
-        """The handler of SIGINT, in the thread in which the work is done or waited for."""
+        """Handles SIGINT, in the thread in which the work is done or waited for."""
         self.hurry()
         self.interrupt()
         if self.count == 1 and self.stop is None and hasattr(signal, "pthread_kill"):
@@ -79,7 +83,7 @@ class Interrupts:
             self.insisting.start()
 
     def interrupt(self) -> None:
-        """One Ctrl-C: of a signal handler, or of the thread that waits."""
+        """Takes one Ctrl-C, from a signal handler or from the thread that waits."""
         self.count += 1
         if self.count > 1 and self.stop is None:
             raise KeyboardInterrupt
@@ -90,6 +94,7 @@ class Interrupts:
                 self.task.get_loop().call_soon_threadsafe(self._notice)
 
     def _notice(self) -> None:
+        """Ends the work; called on the event loop."""
         self.noticed = True
         if self.stop is not None:
             self.stop.interrupt()
@@ -97,17 +102,18 @@ class Interrupts:
             self.task.cancel()
 
     def _insist(self, thread: int, number: signal.Signals) -> None:
+        """Sends a second signal if the event loop did not notice the first one."""
         if not self.noticed and self.stop is None:
             signal.pthread_kill(thread, number)
 
     def hurry(self) -> None:
-        """Lets the event loop have its turn soon, also where many threads compute."""
+        """Gives the event loop its turn soon, even while many threads compute."""
         if self.switch_seconds is None:
             self.switch_seconds = sys.getswitchinterval()
             sys.setswitchinterval(_HASTY_SECONDS)
 
     def end(self) -> None:
-        """Sends nothing from now on, and hurries no more."""
+        """Sends no signal from now on, and restores Python's switch interval."""
         if self.switch_seconds is not None:
             sys.setswitchinterval(self.switch_seconds)
             self.switch_seconds = None
@@ -116,15 +122,15 @@ class Interrupts:
             self.insisting.join()
 
     def wait_for(self, call: Callable[[], T]) -> T:
-        """The call, on this thread; in another one where a loop runs on this one already, as in a
-        notebook."""
+        """Makes the call on this thread, or on another one if a loop runs on this one already, as
+        in a notebook."""
         if asyncio._get_running_loop() is None:
             return call()
         with futures.ThreadPoolExecutor(1, "agac") as threads:
             return self.result_of(threads.submit(call))
 
     def result_of(self, called: futures.Future[T]) -> T:
-        """What a call in another thread gives; Ctrl-C does not end the wait."""
+        """Returns the result of a call in another thread; Ctrl-C does not end the wait."""
         while not called.done():
             try:
                 futures.wait([called], _LOOK_SECONDS)
@@ -133,18 +139,18 @@ class Interrupts:
         return called.result()
 
 
-# those of the function of `blocking` that is at work
 INTERRUPTS: ContextVar[Interrupts] = ContextVar("INTERRUPTS")
+"""Those of the function made by `blocking` that is at work."""
 
 
 def blocking(
     work: Callable[P, Coroutine[Any, Any, T]],
     new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> Callable[P, T]:
-    """`work` as an ordinary function, which runs it to its end on an event loop of its own, also
-    where a loop runs already. Ctrl-C ends the work in good order, then KeyboardInterrupt comes
-    out; other exceptions come as they are. Awaited by mistake, or given arguments of a wrong type,
-    it raises UsageError before it begins."""
+    """Makes an ordinary function of `work`, which runs it to its end on an event loop of its own,
+    even if a loop runs already. Ctrl-C ends the work in good order, then KeyboardInterrupt is
+    raised; other exceptions are raised as they are. If it is awaited by mistake, or given arguments
+    of a wrong type, it raises UsageError before it begins."""
     work = typed(work)
 
     @wraps(work)
@@ -161,18 +167,11 @@ def blocking(
                     task.cancel()
                 return runner.get_loop().run_until_complete(task)
 
-        if threading.current_thread() is threading.main_thread():
-            before = signal.getsignal(signal.SIGINT)
-        else:
-            before = None
-        # asyncio's own cancels who waits for us
-        runner = getattr(getattr(before, "func", None), "__self__", None)
-        # no program handles it
-        ours = before is signal.default_int_handler or isinstance(runner, asyncio.Runner)
-        if ours:
+        before = _replaceable_handler()
+        if before is not None:
             signal.signal(signal.SIGINT, interrupts.handle)
         try:
-            found = interrupts.wait_for(lambda: context.run(finish))
+            result = interrupts.wait_for(lambda: context.run(finish))
         except asyncio.CancelledError:
             if not interrupts.count:
                 raise
@@ -180,42 +179,69 @@ def blocking(
             try:
                 interrupts.end()
             finally:
-                if ours:
+                if before is not None:
                     signal.signal(signal.SIGINT, before)
         if interrupts.count:
             raise KeyboardInterrupt
-        return found
+        return result
 
     return call
 
 
+def _replaceable_handler() -> Any:
+    """Returns the handler of SIGINT if it is Python's or asyncio's, which would cancel the caller.
+    None if a program has a handler of its own, or this is not the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    handler = signal.getsignal(signal.SIGINT)
+    runner = getattr(getattr(handler, "func", None), "__self__", None)
+    if handler is signal.default_int_handler or isinstance(runner, asyncio.Runner):
+        return handler
+    return None
+
+
 def _is_awaited(caller: FrameType) -> bool:
-    """Whether a function awaits what it is calling now: its next instruction then says so."""
-    following = (one for one in dis.get_instructions(caller.f_code) if one.offset > caller.f_lasti)
-    return next((one.opname == "GET_AWAITABLE" for one in following), False)
+    """True if a function awaits what it is calling now, as its next instruction tells."""
+    instructions = dis.get_instructions(caller.f_code)
+    following = (each for each in instructions if each.offset > caller.f_lasti)
+    return next((each.opname == "GET_AWAITABLE" for each in following), False)
 
 
 _OF_ASYNCIO = {"as_completed", "ensure_future", "gather", "run", "shield", "wait", "wait_for"}
-# functions and methods by these names await what they are given
+"""Functions of asyncio that await what they are given."""
+
 _OF_LOOPS = {"create_task", "run_until_complete"}
+"""Functions and methods of these names await what they are given."""
 
 
 def _may_use_asyncio(code: CodeType, known: Mapping[str, Any]) -> bool:
-    """Whether the source is worth a look, which takes some milliseconds. In Python 3.11 a
+    """True if the source has to be read, which takes some milliseconds. In Python 3.11 a
     comprehension has a code of its own, without the names around it."""
     if code.co_name.startswith("<") and code.co_name != "<module>":
         return True
     of_asyncio = _OF_ASYNCIO - {"run"} | _OF_LOOPS
     values = (known.get(name) for name in code.co_names)
-    if any(one is asyncio or one is asyncio.run for one in values):
+    if any(value is asyncio or value is asyncio.run for value in values):
         return True
     return not of_asyncio.isdisjoint(code.co_names)
 
 
+_COLLECTIONS = (
+    ast.Starred,
+    ast.List,
+    ast.Tuple,
+    ast.Set,
+    ast.ListComp,
+    ast.SetComp,
+    ast.GeneratorExp,
+)
+"""Expressions in which a value may be given to a function."""
+
+
 @lru_cache(64)
 def _taker(code: CodeType, at: int) -> ast.expr | None:
-    """The function to which the value of the call at `at` in `code` is given at once, also in a
-    list; None: to none, or the source is not there."""
+    """Returns the function to which the value of the call at `at` in `code` is given at once, also
+    in a list. None if it is given to none, or the source is missing."""
     line, _, column, _ = list(code.co_positions())[at // 2]
     source = "".join(linecache.getlines(code.co_filename))
     try:
@@ -223,34 +249,22 @@ def _taker(code: CodeType, at: int) -> ast.expr | None:
     except SyntaxError:  # it was edited meanwhile
         return None
     parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
-    calls = (
-        one
-        for one in nodes
-        if isinstance(one, ast.Call) and (one.lineno, one.col_offset) == (line, column)
-    )
-    node = parents.get(
-        max(
-            calls,
-            key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0),
-            default=ast.Pass(),
-        )
-    )
-    while isinstance(
-        node,
-        ast.Starred
-        | ast.List
-        | ast.Tuple
-        | ast.Set
-        | ast.ListComp
-        | ast.SetComp
-        | ast.GeneratorExp,
-    ):
+    calls = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Call) and (node.lineno, node.col_offset) == (line, column)
+    ]
+    if not calls:
+        return None
+    longest = max(calls, key=lambda call: (call.end_lineno or 0, call.end_col_offset or 0))
+    node = parents.get(longest)
+    while isinstance(node, _COLLECTIONS):
         node = parents.get(node)
     return node.func if isinstance(node, ast.Call) else None
 
 
 def _awaits(taker: ast.expr | None, known: Mapping[str, Any]) -> bool:
-    """Whether a function awaits what it is given; `known` are the names of its module."""
+    """True if a function awaits what it is given. `known` are the names of its module."""
     if isinstance(taker, ast.Attribute):
         module = taker.value.id if isinstance(taker.value, ast.Name) else ""
         of_asyncio = module == "asyncio" or known.get(module) is asyncio
@@ -261,9 +275,9 @@ def _awaits(taker: ast.expr | None, known: Mapping[str, Any]) -> bool:
 
 
 def _refuse_awaited(name: str, caller: FrameType) -> None:
-    """Raises UsageError before a function that waits by itself does anything that would be lost
-    with its result: where it is awaited, or given to what awaits it. Not where its result is kept
-    and awaited later."""
+    """Raises UsageError if a function that waits by itself is awaited, or given to what awaits it,
+    before it does anything that would be lost with its result. Does not notice a result that is
+    kept and awaited later."""
     code = caller.f_code
     taker = None
     awaited = asyncio._get_running_loop() is not None and _is_awaited(caller)
@@ -282,23 +296,23 @@ def _refuse_awaited(name: str, caller: FrameType) -> None:
 
 
 def asynchronous(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """The coroutine function of which `blocking` made `call`: its async twin."""
+    """Returns the coroutine function of which `blocking` made `call`: its async twin."""
     work: Callable[P, Coroutine[Any, Any, T]] = vars(call)["__wrapped__"]
     return work
 
 
 def calling(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """`work` as an ordinary function, on uvloop's loop where that is installed: it takes less CPU
-    a call."""
+    """Makes an ordinary function of `work`, on uvloop's loop if that is installed: it takes less
+    CPU per call."""
     return blocking(
         work, lambda: import_module("uvloop" if find_spec("uvloop") else "asyncio").new_event_loop()
     )
 
 
 def iterating(work: Callable[P, AsyncGenerator[T]]) -> Callable[P, Generator[T]]:
-    """`work` as an ordinary generator function, whose loop runs in a thread, and so where a loop
-    runs already, too. Who leaves it early, also by Ctrl-C, waits until it has ended in good order.
-    """
+    """Makes an ordinary generator function of `work`, whose loop runs in a thread, so that it also
+    works while a loop runs. A caller that leaves it early, also by Ctrl-C, waits until it has ended
+    in good order."""
 
     @wraps(work)
     def call(*args: P.args, **kwargs: P.kwargs) -> Generator[T]:
@@ -338,9 +352,9 @@ def iterating(work: Callable[P, AsyncGenerator[T]]) -> Callable[P, Generator[T]]
 
 @contextmanager
 def interruptible(stop: StopSwitch, *, signals: bool) -> Iterator[None]:
-    """Within it Ctrl-C turns `stop`, which asks for a good order once and for an end at once the
-    second time: that of a function of `blocking`, and as `signals` SIGINT and SIGTERM, which only
-    the main thread gets."""
+    """Makes Ctrl-C turn `stop` during the block: the first one ends the work in good order, the
+    second one at once. It takes the Ctrl-C of a function made by `blocking`, and with `signals`
+    SIGINT and SIGTERM, which only the main thread gets."""
     on_main = threading.current_thread() is threading.main_thread()
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM) if signals and on_main else ()

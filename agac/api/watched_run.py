@@ -32,7 +32,7 @@ calls."""
 
 @dataclass(frozen=True, slots=True)
 class RowCount:
-    """How many rows there are to work on."""
+    """The number of rows to work on."""
 
     rows: int
     """Their number."""

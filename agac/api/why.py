@@ -1,5 +1,5 @@
-"""`agac why`: what a task's fingerprint is made of, and what differs from the last time it was
-run."""
+"""`agac why`: shows what a task's fingerprint is made of, and what differs from the last time it
+was run."""
 
 from __future__ import annotations
 
@@ -30,61 +30,70 @@ TOO_OLD = "the answer was older than max_age, or is no longer stored"
 
 @dataclass(frozen=True, slots=True)
 class PreviousAttempt(Report):
-    """The last time that a task's run asked it before: with the `same` question or another one,
-    `because` of what."""
+    """The last time that a task's run asked it before."""
 
     asked_at: Moment
+    """When it was asked."""
     same_question: bool
+    """True if the question was the same."""
     because: list[str]
+    """Why it was asked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskInputs(Report):
-    """One task as it was asked. `messages` None: what was asked cannot be rebuilt, for the reason
-    in `missing`. `history` is that of its row, `made` the fingerprint of what would be asked now,
-    `guard` that of the stage. `agent` is what its model may call, `turns` those of the row's
-    conversations there, with their calls."""
+    """One task as it was asked."""
 
     run: int
+    """The run's number."""
     stage: RecordedStage
+    """The stage."""
     history: RowHistory
+    """The history of its row."""
     messages: tuple[Message, ...] | None
+    """What it was asked; None: that cannot be rebuilt."""
     missing: str | None
+    """Why it cannot be rebuilt."""
     made: bytes | None
+    """The fingerprint of what would be asked now."""
     guard: str | None
+    """The condition of the stage."""
     agent: Mapping[str, Any]
+    """What its model may call."""
     turns: list[dict[str, Any]]
+    """The turns of the row's conversations at the stage, with their calls."""
 
     @property
     def task(self) -> TaskRecord | None:
-        """The task with its result; None: nothing was settled yet."""
+        """The task with its result; None: it has none yet."""
         return self.history.tasks.get(self.stage.index)
 
     @property
     def fingerprint(self) -> bytes | None:
-        """The one that is stored of it."""
+        """The stored fingerprint."""
         return self.task.fingerprint if self.task else None
 
     @property
     def outcome(self) -> str | None:
-        """What became of it; None: nothing yet."""
+        """The outcome; None: it has none yet."""
         return self.task.outcome if self.task else None
 
     @property
     def passed_over(self) -> dict[str, Any] | None:
         """The guard that kept the row out of the stage, with the values that it looked at; None:
-        it did not."""
+        the row came in."""
         note: dict[str, Any] = json.loads(self.task.note) if self.task and self.task.note else {}
         return note if "values" in note else None
 
     @property
     def schema(self) -> Any:
-        """The JSON Schema of its answer; None: it has none."""
+        """The JSON Schema of its answer, if there is one."""
         return self.stage.schema.body if self.stage.schema else None
 
     def components(self) -> dict[str, Any]:
-        """What goes into the fingerprint."""
-        stage, schema = self.stage, self.stage.schema
+        """Returns the parts of the fingerprint."""
+        stage = self.stage
+        schema = stage.schema
         vote = stage.vote.body() if stage.vote is not None else None
         schema_hash = digest(json.dumps(self.schema, sort_keys=True)).hex()
         return {
@@ -99,35 +108,43 @@ class TaskInputs(Report):
         }
 
     def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
-        batch = next(
-            (one for one in self.history.in_batches if one.stage == self.stage.index), None
-        )
-        found = self.fingerprint or (
-            batch.fingerprint if batch else self.made if self.turns else None
-        )
-        task = self.task
+        """Returns the value that `--json` prints."""
+        of_stage = (task for task in self.history.in_batches if task.stage == self.stage.index)
+        batch = next(of_stage, None)
+        fingerprint = self.fingerprint
+        if not fingerprint and batch:
+            fingerprint = batch.fingerprint
+        elif not fingerprint and self.turns:
+            fingerprint = self.made
         return {
             "run": self.run,
-            "fingerprint": found.hex() if found else None,
+            "fingerprint": fingerprint.hex() if fingerprint else None,
             "outcome": self.outcome,
             "in_batch": in_batch(batch) if batch else None,
-            "error": error_of(task) if task else None,
-            "passed_over": self.passed_over,
-            "settled_at": iso(task.settled_at) if task else None,
-            "answered_at": iso(task.created_at) if task else None,
-            "answered_by": f"{task.provider}/{task.model}" if task and task.provider else None,
-            "how": task.how or None if task else None,
+            **self._result(),
             "made_of": self.components(),
             "cannot_be_rebuilt": self.missing,
+        }
+
+    def _result(self) -> dict[str, Any]:
+        """Describes what came of the task, by whom and when."""
+        task = self.task
+        if task is None:
+            names = ("error", "passed_over", "settled_at", "answered_at", "answered_by", "how")
+            return dict.fromkeys(names)
+        return {
+            "error": error_of(task),
+            "passed_over": self.passed_over,
+            "settled_at": iso(task.settled_at),
+            "answered_at": iso(task.created_at),
+            "answered_by": f"{task.provider}/{task.model}" if task.provider else None,
+            "how": task.how or None,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class WhyReport(Report):
-    """A task, the last one of the same row and stage in an earlier run, and what differs: lines of
-    words and of diffs. `again`: when its own run asked it before. `anew`: why it was asked
-    although nothing differs."""
+    """A task, the last one of the same row and stage in an earlier run, and what differs."""
 
     JSON_KEYS = (
         "workflow",
@@ -141,54 +158,78 @@ class WhyReport(Report):
     )
 
     workflow: str
+    """The workflow's name."""
     row_id: RowId
+    """The row's id."""
     stage: str
+    """The stage's name."""
     now: TaskInputs
+    """The task."""
     before: TaskInputs | None
+    """The task in an earlier run."""
     differences: list[dict[str, Any]]
+    """What differs between them, in words and as diffs."""
     again: PreviousAttempt | None = None
+    """When its own run asked it before."""
     anew: str | None = None
+    """Why it was asked although nothing differs."""
 
 
 @blocking
 async def why(
     run: int | str, row: int | str, stage: str, *, project: Path | str | None = None
 ) -> WhyReport:
-    """What a row's task at a stage was asked with, and what differs from the last time. Reads the
-    store only."""
+    """Shows what a row's task at a stage was asked, and what differs from the last time. Reads only
+    the store."""
     async with stored_run(project_root(project), run) as (database, record):
         definition = await runs.definition_of(database, record.id)
         position = position_of(stage, [body["name"] for body in definition["stages"]], "STAGE")
-        rows = await find_rows(database, record.id, [row])
-        row_id = rows[0].id
-        now = await _asked(
-            database, record.id, [one for one in rows if one.id == row_id], definition, position
-        )
+        named = await find_rows(database, record.id, [row])
+        row_id = named[0].id
+        rows = [each for each in named if each.id == row_id]
+        now = await _asked(database, record.id, rows, definition, position)
         assert now is not None
         before = await _before(database, record.id, row_id, stage)
-        present, again = _asked_before(
-            now, await stored.past_attempts(database, now.history.row.key)
-        )
-    anew = None
-    if before is not None and present is not None and now.fingerprint == before.fingerprint:
-        anew = _rerun_reason(present, answered=before.outcome != Outcome.FAILED)
-        if record.fresh_since is not None and present.retry_from is None:
-            anew = "--fresh reuses nothing"
+        past = await stored.past_attempts(database, now.history.row.key)
+        present, again = _asked_before(now, past)
     return WhyReport(
-        record.workflow, row_id, stage, now, before, _differences(now, before), again, anew
+        workflow=record.workflow,
+        row_id=row_id,
+        stage=stage,
+        now=now,
+        before=before,
+        differences=_differences(now, before),
+        again=again,
+        anew=_why_without_difference(record, now, before, present),
     )
 
 
+def _why_without_difference(
+    record: runs.RunRecord,
+    now: TaskInputs,
+    before: TaskInputs | None,
+    present: PastAttempts | None,
+) -> str | None:
+    """Tells why a task was asked again although it is the same as in the earlier run. None if it
+    was not, or differs."""
+    if before is None or present is None or now.fingerprint != before.fingerprint:
+        return None
+    if record.fresh_since is not None and present.retry_from is None:
+        return "--fresh reuses nothing"
+    return _rerun_reason(present, answered=before.outcome != Outcome.FAILED)
+
+
 async def _before(database: Database, run: int, row_id: RowId, stage: str) -> TaskInputs | None:
-    """The row's task at the stage of the same name in the newest earlier run that has one."""
+    """Returns the row's task at the stage of the same name in the newest earlier run that has
+    one."""
     for number in await stored.runs_before(database, run, row_id):
         definition = await runs.definition_of(database, number)
         names = [body["name"] for body in definition["stages"]]
         if stage in names:
             rows = await stored.rows_with_ids(database, number, [row_id])
-            found = await _asked(database, number, rows, definition, names.index(stage))
-            if found is not None and found.outcome is not None:
-                return found
+            task = await _asked(database, number, rows, definition, names.index(stage))
+            if task is not None and task.outcome is not None:
+                return task
     return None
 
 
@@ -199,16 +240,14 @@ async def _asked(
     definition: Mapping[str, Any],
     position: int,
 ) -> TaskInputs | None:
-    """The task at a stage of the one of these rows that came to it; None where there is no row."""
+    """Returns the task at a stage of the one of these rows that came to it; None if there is no
+    row."""
     stages = recorded_stages(definition)
     histories = [await RowHistory.read(database, run, stages, row) for row in rows]
     if not histories:
         return None
-    came = [one for one in histories if position in one.tasks] or histories
-    history = min(
-        came, key=lambda one: (-1 if one.row.origin is None else one.row.origin, one.row.occurrence)
-    )
-    stage = stages[position]
+    came = [history for history in histories if position in history.tasks] or histories
+    history = min(came, key=_order)
     task = history.tasks.get(position)
     messages, made, missing = _messages(history, position)
     if made is not None and task is not None and task.fingerprint not in (None, made):
@@ -218,25 +257,37 @@ async def _asked(
             "is not kept"
         )
     body = definition["stages"][position]
-    if "agent" in body:
-        turns = await stored.turns_of_row(database, history.row.key)
-    else:
-        turns = []
-    own = [turn for at, turn in turns if at == position]
+    turns = await stored.turns_of_row(database, history.row.key) if "agent" in body else []
     return TaskInputs(
-        run, stage, history, messages, missing, made, body.get("when"), body.get("agent") or {}, own
+        run=run,
+        stage=stages[position],
+        history=history,
+        messages=messages,
+        missing=missing,
+        made=made,
+        guard=body.get("when"),
+        agent=body.get("agent") or {},
+        turns=[turn for at, turn in turns if at == position],
     )
+
+
+def _order(history: RowHistory) -> tuple[int, int]:
+    """Returns the order of rows with one id: those of the input first, then by the stages that made
+    them, then as they were repeated."""
+    origin = history.row.origin
+    return (-1 if origin is None else origin), history.row.occurrence
 
 
 def _messages(
     history: RowHistory, position: int
 ) -> tuple[tuple[Message, ...] | None, bytes | None, str | None]:
+    """Rebuilds what a task was asked, with its fingerprint; or returns why that is not possible."""
     stage = history.stages[position]
     reason = _not_asked(history, stage)
     if reason:
         return None, None, reason
-    for one in history.stages[:position]:
-        history.learn(one, history.tasks.get(one.index))
+    for before in history.stages[:position]:
+        history.learn(before, history.tasks.get(before.index))
     if stage.rows_of is not None and history.unknown([stage.rows_of]):
         return None, None, f"stage {stage.rows_of} gave no row yet, so this one was not asked"
     try:
@@ -250,35 +301,44 @@ def _messages(
 
 
 def _not_asked(history: RowHistory, stage: RecordedStage) -> str | None:
-    """Why a row's outcomes so far kept it from the stage; None: they did not."""
-    outcomes = {one.name: history.outcome(one) for one in history.stages}
-    upstream = [name for name in outcomes if name in stage.ancestors]
+    """Tells why a row's outcomes so far kept it from the stage; None if they did not."""
+    outcomes = {each.name: history.outcome(each) for each in history.stages}
     if outcomes[stage.name] in (Outcome.SKIPPED, Outcome.DROPPED):
         return "the row was passed over, so nothing was asked"
-    left = [name for name in upstream if outcomes[name] == Outcome.DROPPED]
-    if left:
-        return f"stage {left[0]} made the row leave, so this one was not asked"
+    upstream = [name for name in outcomes if name in stage.ancestors]
+    dropping = [name for name in upstream if outcomes[name] == Outcome.DROPPED]
+    if dropping:
+        return f"stage {dropping[0]} made the row leave, so this one was not asked"
     if stage.index not in history.tasks:
-        makers = [name for name in history.lists if name in stage.ancestors]
-        if makers:
-            return (
-                f"stage {makers[0]} gave a list of rows in the place of this one: name one of those"
-            )
-        if stage.name not in history.own:
-            return (
-                "this stage is asked of rows that another stage makes: `agac inspect` shows "
-                "those that were made of this one"
-            )
-        if history.row.error_type is not None:
-            failed = [name for name in upstream if outcomes[name] == Outcome.FAILED]
-            if failed:
-                what = f"stage {failed[0]} failed"
-            else:
-                what = f"the row cannot be used ({history.row.error_type})"
-            return f"{what}, so this one was not asked"
+        failed = [name for name in upstream if outcomes[name] == Outcome.FAILED]
+        reason = _never_came(history, stage, failed)
+        if reason:
+            return reason
     if stage.operation is not None:
         return "this stage asks no model"
     return None
+
+
+def _never_came(history: RowHistory, stage: RecordedStage, failed: Sequence[str]) -> str | None:
+    """Tells why a row has no task at a stage: it is not asked of such rows, or stages before it
+    `failed`. None if there is another reason."""
+    list_makers = [name for name in history.lists if name in stage.ancestors]
+    if list_makers:
+        return (
+            f"stage {list_makers[0]} gave a list of rows in the place of this one: name one "
+            "of those"
+        )
+    if stage.name not in history.own:
+        return (
+            "this stage is asked of rows that another stage makes: `agac inspect` shows "
+            "those that were made of this one"
+        )
+    if history.row.error_type is None:
+        return None
+    what = f"the row cannot be used ({history.row.error_type})"
+    if failed:
+        what = f"stage {failed[0]} failed"
+    return f"{what}, so this one was not asked"
 
 
 # When the run asked the same task before.
@@ -287,41 +347,51 @@ def _not_asked(history: RowHistory, stage: RecordedStage) -> str | None:
 def _asked_before(
     now: TaskInputs, tries: Sequence[PastAttempts]
 ) -> tuple[PastAttempts | None, PreviousAttempt | None]:
-    """The attempts that the task's outcome comes from, and the last ones before them; None where
-    there are none. A stage with replicas is looked at replica by replica. `tries` are those of the
-    row, by time."""
+    """Returns the attempts that the task's outcome comes from, and the last ones before them, as
+    far as there are any. A stage with replicas is looked at replica by replica. `tries` are those
+    of the row, by time."""
     position = now.stage.index
-    own = {
-        number: task for (stage, number), task in now.history.replicas.items() if stage == position
-    }
+    asked: list[tuple[int, TaskRecord | None]] = [(0, now.task)]
+    if now.stage.replicas > 1:
+        replicas = now.history.replicas.items()
+        asked = [(number, task) for (stage, number), task in replicas if stage == position]
     present = None
     previous = []
-    for replica, task in own.items() if now.stage.replicas > 1 else [(0, now.task)]:
-        past = [
-            one
-            for one in tries
-            if one.stage == position and one.replica in ((replica,) if replica else (0, 1))
-        ]
-        fingerprint = task.fingerprint if task and task.fingerprint else now.made
-        current = None
-        if task is not None and task.outcome != Outcome.REUSED:
-            current = next(
-                (one for one in reversed(past) if one.fingerprint == task.fingerprint), None
-            )
+    for replica, task in asked:
+        numbers = (replica,) if replica else (0, 1)
+        past = [each for each in tries if each.stage == position and each.replica in numbers]
+        current = _attempts_of(task, past)
         present = present or current
-        before = next((one for one in reversed(past) if one is not current), None)
-        if before is not None:
-            same = before.fingerprint == fingerprint
-            reason = _rerun_reason(current, answered=before.answered)
-            previous.append(
-                PreviousAttempt(
-                    before.at, same, [reason] if same else _changed_since(now, before, tries)
-                )
-            )
-    return present, max(previous, key=lambda one: one.asked_at, default=None)
+        earlier = [each for each in past if each is not current]
+        if earlier:
+            fingerprint = task.fingerprint if task and task.fingerprint else now.made
+            previous.append(_previous(now, earlier[-1], current, fingerprint, tries))
+    return present, max(previous, key=lambda attempt: attempt.asked_at, default=None)
+
+
+def _attempts_of(task: TaskRecord | None, past: Sequence[PastAttempts]) -> PastAttempts | None:
+    """Returns the attempts that a task's own answer comes from, if any."""
+    if task is None or task.outcome == Outcome.REUSED:
+        return None
+    return next((each for each in reversed(past) if each.fingerprint == task.fingerprint), None)
+
+
+def _previous(
+    now: TaskInputs,
+    before: PastAttempts,
+    current: PastAttempts | None,
+    fingerprint: bytes | None,
+    tries: Sequence[PastAttempts],
+) -> PreviousAttempt:
+    """Describes the attempts before the current ones, and why the task was asked again."""
+    if before.fingerprint == fingerprint:
+        reason = _rerun_reason(current, answered=before.answered)
+        return PreviousAttempt(before.at, True, [reason])
+    return PreviousAttempt(before.at, False, _changed_since(now, before, tries))
 
 
 def _rerun_reason(present: PastAttempts | None, *, answered: bool) -> str:
+    """Tells why the same question was asked again. `answered`: it had an answer before."""
     first = present.retry_from if present is not None else None
     if first is not None:
         return f"`agac retry --from {first}` asks anew"
@@ -331,81 +401,96 @@ def _rerun_reason(present: PastAttempts | None, *, answered: bool) -> str:
 def _changed_since(
     now: TaskInputs, before: PastAttempts, attempts: Sequence[PastAttempts]
 ) -> list[str]:
-    """Within a run the workflow is the same: the row changed, or an answer that the prompt names.
-    Of upstream stages with replicas the first one stands for all, since all have the same prompt.
-    """
+    """Tells what changed within a run, in which the workflow stays the same: the row, or an answer
+    that the prompt names."""
     history = now.history
     if history.redos.of(now.stage.name, history.row.id, before.fingerprint):
         return [REDO]
-    tasks = {
-        **history.tasks,
-        **{stage: one for (stage, number), one in history.replicas.items() if number == 1},
-    }
-
-    def named(stage: RecordedStage) -> set[str]:
-        return {placeholder.name.partition(".")[0] for placeholder in stage.prompt.placeholders}
-
-    def asked_otherwise(stage: RecordedStage) -> bool:
-        """Whether a stage that sees nothing but the row was asked with another question then."""
-        then = [
-            one
-            for one in attempts
-            if one.stage == stage.index and one.replica < 2 and one.at <= before.at
-        ]
-        task = tasks.get(stage.index)
-        return bool(
-            not names.intersection(named(stage))
-            and then
-            and task
-            and then[-1].fingerprint != task.fingerprint
-        )
-
+    tasks = _first_tasks(history)
     upstream = [
         stage for stage in history.stages[: now.stage.index] if stage.name in now.stage.ancestors
     ]
     names = {stage.name for stage in upstream}
-    wanted = named(now.stage)
-    asked = [stage for stage in upstream if stage.name in wanted and stage.index in tasks]
+    named = _named_in_prompt(now.stage)
+    asked = [stage for stage in upstream if stage.name in named and stage.index in tasks]
     newer = [stage.name for stage in asked if tasks[stage.index].settled_at > before.at]
     if not newer:
         return ["the row changed"]
-    found = [f"the answer of stage {name} changed" for name in newer]
-    if not wanted - names - {VARS}:
-        return found
-    return [
-        *found,
-        "the row changed" if any(map(asked_otherwise, upstream)) else "perhaps the row too",
-    ]
+    changes = [f"the answer of stage {name} changed" for name in newer]
+    if not named - names - {VARS}:
+        return changes
+    # stages that see nothing but the row tell if it changed
+    of_row_alone = [stage for stage in upstream if not names & _named_in_prompt(stage)]
+    earlier = [each for each in attempts if each.replica < 2 and each.at <= before.at]
+    if any(_was_asked_otherwise(stage, tasks, earlier) for stage in of_row_alone):
+        return [*changes, "the row changed"]
+    return [*changes, "perhaps the row too"]
+
+
+def _first_tasks(history: RowHistory) -> dict[int, TaskRecord]:
+    """Returns the tasks of a row by stage. For a stage with replicas it is the first replica's,
+    since all have the same prompt."""
+    first_replicas = {
+        stage: task for (stage, number), task in history.replicas.items() if number == 1
+    }
+    return {**history.tasks, **first_replicas}
+
+
+def _named_in_prompt(stage: RecordedStage) -> set[str]:
+    """Returns the fields and stages that a prompt names."""
+    return {placeholder.name.partition(".")[0] for placeholder in stage.prompt.placeholders}
+
+
+def _was_asked_otherwise(
+    stage: RecordedStage, tasks: Mapping[int, TaskRecord], earlier: Sequence[PastAttempts]
+) -> bool:
+    """True if the last of the `earlier` attempts at a stage asked another question."""
+    attempts = [each for each in earlier if each.stage == stage.index]
+    task = tasks.get(stage.index)
+    if not attempts or task is None:
+        return False
+    return attempts[-1].fingerprint != task.fingerprint
+
+
+_COMPARED = ("model", "params", "reply", "replicas", "vote", "reuse", "operation", "when")
+"""The parts of a task that are compared as values."""
 
 
 def _differences(now: TaskInputs, before: TaskInputs | None) -> list[dict[str, Any]]:
+    """Returns what differs between a task and an earlier one: values, schemas, messages, fields."""
     if before is None:
         return []
-    old, new = (
-        {
-            **one.components(),
-            "operation": one.stage.operation and one.stage.operation.body(),
-            "when": one.guard,
-        }
-        for one in (before, now)
-    )
-    found = value_changes(
-        old, new, ("model", "params", "reply", "replicas", "vote", "reuse", "operation", "when")
-    )
-    for what, was, body in (
+    differences = value_changes(_compared(before), _compared(now), _COMPARED)
+    for what, earlier, present in (
         ("tools", before.agent, now.agent),
         ("schema", before.schema, now.schema),
     ):
-        if was != body:
-            texts = (json.dumps(one, indent=2, ensure_ascii=False) for one in (was, body))
-            found.append({"what": what, "diff": text_diff(*texts)})
+        if earlier != present:
+            texts = [json.dumps(body, indent=2, ensure_ascii=False) for body in (earlier, present)]
+            differences.append({"what": what, "diff": text_diff(*texts)})
     if before.messages is not None and now.messages is not None:
         for role in ("system", "user", "assistant"):
-            old_text, new_text = (
-                "\n".join(message.text for message in messages if message.role == role)
-                for messages in (before.messages, now.messages)
-            )
-            if old_text != new_text:
-                found.append({"what": f"{role} message", "diff": text_diff(old_text, new_text)})
-    fields = json.loads(before.history.row.data) or {}, json.loads(now.history.row.data) or {}
-    return [*found, *value_changes(*fields, dict.fromkeys([*fields[0], *fields[1]]), "field {}")]
+            earlier_text = _text_of(before.messages, role)
+            text = _text_of(now.messages, role)
+            if earlier_text != text:
+                diff = text_diff(earlier_text, text)
+                differences.append({"what": f"{role} message", "diff": diff})
+    earlier_fields = json.loads(before.history.row.data) or {}
+    fields = json.loads(now.history.row.data) or {}
+    names = dict.fromkeys([*earlier_fields, *fields])
+    return [*differences, *value_changes(earlier_fields, fields, names, "field {}")]
+
+
+def _compared(task: TaskInputs) -> dict[str, Any]:
+    """Returns the parts of a task that are compared as values."""
+    operation = task.stage.operation
+    return {
+        **task.components(),
+        "operation": operation and operation.body(),
+        "when": task.guard,
+    }
+
+
+def _text_of(messages: Sequence[Message], role: str) -> str:
+    """Returns the texts of all messages of a role."""
+    return "\n".join(message.text for message in messages if message.role == role)
