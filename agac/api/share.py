@@ -163,23 +163,28 @@ class SharedAnswers:
             return {fingerprint: None for fingerprint, *_ in known}
         while unread := {(writer, pack) for _, _, writer, pack, answer in known if answer is None}:
             for writer, pack in unread:
-                name = f"{FOLDER}/{writer}/{pack}.pack"
-                content = await self.remote.read(name, packs.MAX_BYTES)
-                with self.noting(name):
-                    self.known.read(writer, pack, content, time.time())
+                await self._read_pack(writer, pack)
             known = self.known.find(prints, marks, since)
         checker = self._checker(stage)
         taken = dict[bytes, PackedAnswer]()
         for fingerprint, *_, answer in known:
-            if answer is not None and fingerprint not in taken:
-                value = checker.kept(json.loads(answer.value))
-                if value is not None:
-                    taken[fingerprint] = answer._replace(value=value)
+            if answer is None or fingerprint in taken:
+                continue
+            value = checker.kept(json.loads(answer.value))
+            if value is not None:
+                taken[fingerprint] = answer._replace(value=value)
         self.unfit |= {fingerprint for fingerprint, *_ in known} - taken.keys()
         self.writers.update(answer.writer for answer in taken.values())
         self.usd += sum(answer.cost or 0.0 for answer in taken.values())
         await packs.keep_pulled(self._database, list(taken.values()), since)
         return await earlier_results(self._database, list(taken), since, self.workflow)
+
+    async def _read_pack(self, writer: str, pack: str) -> None:
+        """Reads the answers of a pack. One that is damaged becomes a problem."""
+        name = f"{FOLDER}/{writer}/{pack}.pack"
+        content = await self.remote.read(name, packs.MAX_BYTES)
+        with self.noting(name):
+            self.known.read(writer, pack, content, time.time())
 
     def _checker(self, stage: PlannedStage) -> Checker:
         """Returns what checks answers of a stage, which is made once."""
