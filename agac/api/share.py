@@ -165,19 +165,25 @@ class SharedAnswers:
             for writer, pack in unread:
                 await self._read_pack(writer, pack)
             known = self.known.find(prints, marks, since)
-        checker = self._checker(stage)
-        taken = dict[bytes, PackedAnswer]()
-        for fingerprint, *_, answer in known:
-            if answer is None or fingerprint in taken:
-                continue
-            value = checker.kept(json.loads(answer.value))
-            if value is not None:
-                taken[fingerprint] = answer._replace(value=value)
+        taken = self._fitting(stage, [answer for *_, answer in known if answer is not None])
         self.unfit |= {fingerprint for fingerprint, *_ in known} - taken.keys()
         self.writers.update(answer.writer for answer in taken.values())
         self.usd += sum(answer.cost or 0.0 for answer in taken.values())
         await packs.keep_pulled(self._database, list(taken.values()), since)
         return await earlier_results(self._database, list(taken), since, self.workflow)
+
+    def _fitting(
+        self, stage: PlannedStage, answers: Sequence[PackedAnswer]
+    ) -> dict[bytes, PackedAnswer]:
+        """Returns the first answer to each fingerprint that today's stage takes."""
+        checker = self._checker(stage)
+        fitting = dict[bytes, PackedAnswer]()
+        for answer in answers:
+            if answer.fingerprint not in fitting:
+                value = checker.kept(json.loads(answer.value))
+                if value is not None:
+                    fitting[answer.fingerprint] = answer._replace(value=value)
+        return fitting
 
     async def _read_pack(self, writer: str, pack: str) -> None:
         """Reads the answers of a pack. One that is damaged becomes a problem."""
