@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,7 +18,20 @@ from typing import Any
 
 from agac.simulator import replies
 from agac.simulator.api_errors import ApiError
-from agac.simulator.kinds import COUNT, LIST, OBJECT, TRUTH, ValueKind, between, wrong_parameters
+from agac.simulator.kinds import (
+    COUNT,
+    LIST,
+    OBJECT,
+    TRUTH,
+    Headers,
+    JsonObject,
+    Texts,
+    ValueKind,
+    anything,
+    between,
+    only,
+    wrong_parameters,
+)
 from agac.simulator.model_calls import (
     AnswerForm,
     Conversation,
@@ -60,21 +73,15 @@ UNTOLD_CODES = word_set(
 )
 """Codes of OpenAI's, which the rest of the simulator uses, without one of Anthropic's."""
 
-PARAMETERS = word_set(
-    "model messages max_tokens system stream temperature top_p top_k stop_sequences output_config "
-    "thinking service_tier metadata tools tool_choice container inference_geo speed diagnostics "
-    "cache_control user_profile_id"
-)
-UNSUPPORTED: dict[str, Any] = {"container": None, "speed": "standard", "diagnostics": None}
-"""Parameters that are not simulated, each with the one value that changes nothing."""
-
 
 def is_stop_sequences(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value)
 
 
-SERVICE_TIERS = ("auto", "standard_only")
-KINDS: dict[str, ValueKind] = {
+PARAMETERS: dict[str, ValueKind] = {
+    "container": only(),
+    "speed": only("standard"),
+    "diagnostics": only(),
     "max_tokens": COUNT,
     "top_k": COUNT,
     "temperature": between(0, 1),
@@ -85,8 +92,11 @@ KINDS: dict[str, ValueKind] = {
     "tool_choice": OBJECT,
     "stream": TRUTH,
     "stop_sequences": ValueKind(is_stop_sequences, "a list of strings that are not blank"),
-    "service_tier": ValueKind(lambda value: value in SERVICE_TIERS, "'auto' or 'standard_only'"),
+    "service_tier": ValueKind(
+        lambda value: value in ("auto", "standard_only"), "'auto' or 'standard_only'"
+    ),
     "tools": LIST,
+    **anything("model messages system inference_geo cache_control user_profile_id"),
 }
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 MIN_THINKING_TOKENS = 1024
@@ -125,13 +135,13 @@ def bad_pattern(place: str, pattern: str) -> ApiError:
     return bad(place, f"String should match pattern '{pattern}'")
 
 
-def message_error(error: ApiError) -> dict[str, Any]:
+def message_error(error: ApiError) -> JsonObject:
     """Returns an error as Anthropic writes it.
 
     A code that is the name of a type is the type, whatever the status.
     """
     usual = "api_error" if error.status >= 500 else "invalid_request_error"
-    about: dict[str, Any] = {
+    about: JsonObject = {
         "type": ERROR_TYPES.get(error.status, usual),
         "message": error.message,
     }
@@ -145,7 +155,7 @@ def message_error(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": about, "request_id": None}
 
 
-def anthropic_headers(number: int, limits: RateLimits) -> dict[str, str]:
+def anthropic_headers(number: int, limits: RateLimits) -> Texts:
     """Returns a reply's own headers: its number, and what is left of the limits, until when."""
     headers = {"request-id": f"req_sim_{number}"}
     now = time.time()
@@ -165,19 +175,19 @@ def moment(seconds: float | None, timespec: str = "microseconds") -> str | None:
     return text.replace("+00:00", "Z")
 
 
-def read_body(body: bytes, seed: int, headers: Mapping[str, str]) -> ModelCall:
+def read_body(body: bytes, seed: int, headers: Headers) -> ModelCall:
     """Reads a request; raises ApiError as Anthropic would answer it."""
     check_version(headers)
     return read_message_request(read_object(body), seed)
 
 
-def check_version(headers: Mapping[str, str]) -> None:
+def check_version(headers: Headers) -> None:
     """Raises ApiError for a request without the header that says the API's version."""
     if not headers.get("anthropic-version"):
         raise bad("anthropic-version", "header is required")
 
 
-def read_message_request(data: dict[str, Any], seed: int) -> ModelCall:
+def read_message_request(data: JsonObject, seed: int) -> ModelCall:
     """Reads a request for a message, or the `params` of a batch's request.
 
     `stream` is taken out of it.
@@ -200,7 +210,7 @@ def read_message_request(data: dict[str, Any], seed: int) -> ModelCall:
 class MessageReader:
     """Reads the messages of a request into a conversation."""
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
+    def __init__(self, data: JsonObject) -> None:
         self.data = data
         self.talk = Conversation()
         self.must_think = (data.get("thinking") or {}).get("type") == "enabled"
@@ -238,7 +248,7 @@ class MessageReader:
             problem = "thoughts must come before calls, and `tool_result` blocks before text"
             raise bad(place, problem)
 
-    def read_block(self, block: dict[str, Any], place: str) -> Iterator[AskedTool]:
+    def read_block(self, block: JsonObject, place: str) -> Iterator[AskedTool]:
         """Reads a block other than text; gives the call that it is, if it is one."""
         check_sealed(block, place)
         match block["type"]:
@@ -252,7 +262,7 @@ class MessageReader:
                     raise bad(place, "Invalid `signature` in `thinking` block")
 
 
-def read_call(block: dict[str, Any], place: str) -> AskedTool:
+def read_call(block: JsonObject, place: str) -> AskedTool:
     call_id = block.get("id")
     name = block.get("name")
     arguments = block.get("input")
@@ -265,7 +275,7 @@ def read_call(block: dict[str, Any], place: str) -> AskedTool:
     return AskedTool(str(call_id), str(name), plain_json(arguments))
 
 
-def read_tools(data: Mapping[str, Any]) -> ToolOffer:
+def read_tools(data: JsonObject) -> ToolOffer:
     """Reads the tools that are offered and how they are to be used."""
     tools = [
         read_tool(tool, f"tools.{index}") for index, tool in enumerate(data.get("tools") or [])
@@ -304,8 +314,8 @@ def check_tool_schema(schema: Any, place: str, *, strict: bool) -> None:
         raise bad(place, problem)
 
 
-def check_values(data: Mapping[str, Any]) -> None:
-    for name in sorted(set(data) - PARAMETERS):
+def check_values(data: JsonObject) -> None:
+    for name in sorted(data.keys() - PARAMETERS.keys()):
         raise bad(name, "Extra inputs are not permitted")
     for name in ("model", "max_tokens", "messages"):
         if data.get(name) is None:
@@ -314,7 +324,7 @@ def check_values(data: Mapping[str, Any]) -> None:
         raise bad("model", "Input should be a string that is not empty")
     if not isinstance(data["messages"], list) or not data["messages"]:
         raise bad("messages", "at least one message is required")
-    for name, wanted in wrong_parameters(data, UNSUPPORTED, KINDS):
+    for name, wanted in wrong_parameters(data, PARAMETERS):
         if wanted:
             raise bad(name, f"Input should be {wanted}")
         raise bad(name, "not supported by the simulator: leave it out")
@@ -338,7 +348,7 @@ def check_thinking(thinking: Any, max_tokens: int) -> None:
         raise ApiError(400, "`max_tokens` must be greater than `thinking.budget_tokens`.")
 
 
-def read_output_format(data: Mapping[str, Any]) -> AnswerForm | None:
+def read_output_format(data: JsonObject) -> AnswerForm | None:
     """Reads the schema that the answer is held to, None if there is none."""
     config = data.get("output_config") or {}
     for name in sorted(set(config) - {"effort", "format"}):
@@ -361,7 +371,7 @@ def read_output_format(data: Mapping[str, Any]) -> AnswerForm | None:
     return AnswerForm(schema, canonical(schema))
 
 
-def read_blocks(content: Any, place: str, kinds: tuple[str, ...]) -> list[dict[str, Any]]:
+def read_blocks(content: Any, place: str, kinds: tuple[str, ...]) -> list[JsonObject]:
     """Reads the blocks of a content, of these kinds; a text is one block.
 
     Blocks of other kinds are not simulated.
@@ -385,15 +395,15 @@ def read_content(content: Any, place: str) -> str:
     return "".join(block["text"] for block in read_blocks(content, place, ("text",)))
 
 
-def message_object(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
+def message_object(call: ModelCall, answer: ModelAnswer) -> JsonObject:
     """Returns the message of an answer. A refusal is said in `stop_reason`, without a text."""
     message = message_frame(call) | {"content": answer_blocks(call, answer)}
     return message | stop_fields(answer) | {"usage": message_usage(call, answer)}
 
 
-def answer_blocks(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]:
+def answer_blocks(call: ModelCall, answer: ModelAnswer) -> list[JsonObject]:
     """Returns what a message holds: thoughts, uses of hosted tools, the text, calls."""
-    blocks: list[dict[str, Any]] = []
+    blocks: list[JsonObject] = []
     tools = call.offer.tools
     if tools and call.extras.get("thinks"):
         thought = f"Which of the {len(tools)} tools? {call.digest.hex()}"
@@ -410,7 +420,7 @@ def answer_blocks(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]:
     return blocks
 
 
-def call_input(asked: AskedTool) -> dict[str, Any]:
+def call_input(asked: AskedTool) -> JsonObject:
     """Returns the arguments of a call as an object."""
     with suppress(ValueError):
         arguments = json.loads(asked.arguments)
@@ -419,7 +429,7 @@ def call_input(asked: AskedTool) -> dict[str, Any]:
     return {"INVALID_JSON": asked.arguments}
 
 
-def hosted_blocks(use: HostedUse, use_id: str) -> list[dict[str, Any]]:
+def hosted_blocks(use: HostedUse, use_id: str) -> list[JsonObject]:
     """Returns the use of one of the provider's own tools, and its result."""
     asked = {"query": use.query}
     result = fetched(use) if use.kind == "web_fetch" else searched(use)
@@ -456,7 +466,7 @@ def sealed(url: str) -> str:
     return signature(f"page {url}")
 
 
-def citations(answer: ModelAnswer) -> list[dict[str, Any]]:
+def citations(answer: ModelAnswer) -> list[JsonObject]:
     """Returns how a text refers to the pages that were found."""
     return [
         {
@@ -470,7 +480,7 @@ def citations(answer: ModelAnswer) -> list[dict[str, Any]]:
     ]
 
 
-def check_sealed(block: dict[str, Any], place: str) -> None:
+def check_sealed(block: JsonObject, place: str) -> None:
     """Refuses a page, or a reference to one, that does not come back as it was sent."""
     key = "content" if block["type"] == "web_search_tool_result" else "citations"
     pages = block.get(key)
@@ -480,7 +490,7 @@ def check_sealed(block: dict[str, Any], place: str) -> None:
             raise bad(place, f"Invalid encrypted content in `{page.get('type')}`")
 
 
-def message_frame(call: ModelCall) -> dict[str, Any]:
+def message_frame(call: ModelCall) -> JsonObject:
     """Returns what every message object has.
 
     `system_fingerprint` is not Anthropic's: it marks the simulator, as in chat.
@@ -498,8 +508,8 @@ def message_frame(call: ModelCall) -> dict[str, Any]:
     }
 
 
-def stop_fields(answer: ModelAnswer) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+def stop_fields(answer: ModelAnswer) -> JsonObject:
+    fields: JsonObject = {
         "stop_reason": answer.ended_with(STOPS[answer.finish]),
         "stop_sequence": None,
         "stop_details": None,
@@ -515,14 +525,14 @@ def stop_fields(answer: ModelAnswer) -> dict[str, Any]:
     return fields
 
 
-def message_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
+def message_usage(call: ModelCall, answer: ModelAnswer) -> JsonObject:
     """Returns the charged tokens.
 
     `service_tier` among a call's extras says who served it; a batch is one of its values.
     """
     by_lifetime = call.cache.written
     written = sum(by_lifetime.values())
-    counts: dict[str, Any] = {
+    counts: JsonObject = {
         "input_tokens": call.prompt_tokens - call.cache.read - written,
         "cache_creation_input_tokens": written,
         "cache_read_input_tokens": call.cache.read,
@@ -556,7 +566,7 @@ def message_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
     yield {"type": "message_stop"}
 
 
-def block_steps(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def block_steps(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
     """Returns a block as it begins, and the pieces that follow."""
     kind = block["type"]
     if kind in ("tool_use", "server_tool_use"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from agac.simulator import replies
@@ -18,14 +17,10 @@ from agac.simulator.anthropic import (
     read_message_request,
 )
 from agac.simulator.api_errors import ApiError
-from agac.simulator.batch_state import (
-    RESULTS_KEPT,
-    Batch,
-    BatchDialect,
-    BatchOrder,
-    BatchRequest,
-)
+from agac.simulator.batch_state import RESULTS_KEPT, Batch, BatchOrder, BatchRequest
+from agac.simulator.kinds import Headers, JsonObject
 from agac.simulator.model_calls import ModelCall, encoded, read_object
+from agac.simulator.openai_batches import OpenAiBatches
 
 MAX_BODY_BYTES = 256_000_000
 MAX_REQUESTS = 100_000
@@ -40,19 +35,19 @@ STATUSES = {
 """Anthropic's words for OpenAI's statuses."""
 
 
-class MessageBatches(BatchDialect):
+class MessageBatches(OpenAiBatches):
     """Anthropic's batches: all results are in one file."""
 
     body_key = "params"
-    one_file = True
+    bad_results = "output"
     foreign_line = b'{"custom_id":"nobody-asked-this","result":{"type":"expired"}}\n'
     id_prefix = "msgbatch_"
     page_parameter = "after_id"
     max_page = 1000
-    page_frame: ClassVar[Mapping[str, Any]] = {}
+    page_frame: ClassVar[JsonObject] = {}
     headers = replies.MARK | {"request-id": "req_sim_batches"}
 
-    def check_headers(self, headers: Mapping[str, str]) -> None:
+    def check_headers(self, headers: Headers) -> None:
         check_version(headers)
 
     def read_order(self, body: bytes) -> BatchOrder:
@@ -79,7 +74,7 @@ class MessageBatches(BatchDialect):
     def unfinished_line(self, request: BatchRequest, ended: str) -> bytes:
         return result_line(request, {"type": left_over(ended)})
 
-    def batch_object(self, batch: Batch, now: float, address: str) -> dict[str, Any]:
+    def batch_object(self, batch: Batch, now: float, address: str) -> JsonObject:
         is_hidden = bool(batch.masked_status(now))
         status = batch.status(now)
         return {
@@ -104,7 +99,7 @@ class MessageBatches(BatchDialect):
     def not_open(self, batch: Batch) -> ApiError:
         return ApiError(400, f"Message Batch {batch.id} has ended: it cannot be canceled.")
 
-    def rejected(self, rule: Mapping[str, Any]) -> ApiError:
+    def rejected(self, rule: JsonObject) -> ApiError:
         message = rule.get("message") or "The batch was rejected."
         return ApiError(400, message, code=rule.get("code"))
 
@@ -113,14 +108,14 @@ class MessageBatches(BatchDialect):
         return ApiError(429, message, code="rate_limit_exceeded")
 
 
-def read_batched_request(params: dict[str, Any], seed: int) -> ModelCall:
+def read_batched_request(params: JsonObject, seed: int) -> ModelCall:
     """Reads a request, in the service tier of batches."""
     call = read_message_request(params, seed)
     call.extras["service_tier"] = "batch"
     return call
 
 
-def result_line(request: BatchRequest, result: dict[str, Any]) -> bytes:
+def result_line(request: BatchRequest, result: JsonObject) -> bytes:
     return encoded({"custom_id": request.custom_id, "result": result}) + b"\n"
 
 

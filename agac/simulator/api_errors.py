@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import KW_ONLY, dataclass, field
 
+from agac.simulator.kinds import Texts
 from agac.simulator.settings import Refusal
 
 
@@ -18,7 +19,7 @@ class ApiError(Exception):
     kind: str = "invalid_request_error"
     code: str | None = None
     param: str | None = None
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: Texts = field(default_factory=dict)
     page: bytes | None = None
     """A page of HTML that comes in the place of the error: something before the API sent it."""
 
@@ -102,7 +103,7 @@ def limit_error(refusal: Refusal, model: str) -> ApiError:
     return error
 
 
-def retry_headers(seconds: float, *, in_ms: bool) -> dict[str, str]:
+def retry_headers(seconds: float, *, in_ms: bool) -> Texts:
     """Returns when to try again: in whole milliseconds, or in seconds."""
     if in_ms:
         return {"retry-after-ms": str(math.ceil(seconds * 1000))}

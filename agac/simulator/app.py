@@ -23,13 +23,14 @@ from agac.simulator.api_errors import ApiError, limit_error, status_error, unkno
 from agac.simulator.batch_api import BatchCall, Effect
 from agac.simulator.batch_store import BatchStore
 from agac.simulator.batch_worker import SimulatedBatches
-from agac.simulator.channels import Channel, ModelExchange, SocketChannel
+from agac.simulator.channels import Channel, SocketChannel
 from agac.simulator.chat import CHAT
 from agac.simulator.dynamo_hints import take_hints
+from agac.simulator.fault_effects import Turn
 from agac.simulator.fault_files import load_rules, parse_rules, parse_script
 from agac.simulator.fault_plan import FaultPlan
-from agac.simulator.faults import FAULTS, FaultRule, changed_answer, error_of
-from agac.simulator.kinds import is_number
+from agac.simulator.faults import FaultRule, changed_answer, error_of
+from agac.simulator.kinds import JsonObject, is_number
 from agac.simulator.model_calls import ModelCall, read_object
 from agac.simulator.openai import RESPONSES
 from agac.simulator.replies import AnswerWriter, ModelAnswer, ModelApi
@@ -86,7 +87,7 @@ class SimulatorAccount:
         self.duplicates += call.digest in self.contents or charged_in_batch(call.digest)
         self.contents.add(call.digest)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         report = {
             "distinct" if name == "contents" else name: vars(self)[name] for name in vars(self)
         }
@@ -189,7 +190,12 @@ class Simulator:
 
     async def post(self, api: ModelApi, http: web.Request) -> web.StreamResponse:
         number = self.account.receive()
-        channel = Channel(api, http, lambda: replies.MARK | api.headers(number, self.limits))
+        channel = Channel(
+            api,
+            http,
+            self.stopping,
+            lambda: replies.MARK | api.headers(number, self.limits),
+        )
         await self.serve(channel, await http.read(), number)
         return channel.response
 
@@ -207,14 +213,14 @@ class Simulator:
             number = self.account.receive()
             data = message.data
             body = data.encode() if isinstance(data, str) else bytes(data)
-            await self.serve(SocketChannel(http, ws), body, number)
+            await self.serve(SocketChannel(http, self.stopping, ws), body, number)
         return ws
 
     async def serve(self, channel: Channel, body: bytes, number: int) -> None:
         """Sends a reply, an error, or what a fault makes of them, and keeps the account."""
         try:
-            call = self.read_call(channel, body)
-            await self.reply(ModelExchange(channel, call, self.stopping), number)
+            channel.call = self.read_call(channel, body)
+            await self.reply(channel, number)
         except ApiError as error:
             self.account.answered += 1
             self.account.refused += 1
@@ -224,7 +230,7 @@ class Simulator:
 
     def read_call(self, channel: Channel, body: bytes) -> ModelCall:
         """Reads a request within the limits; raises ApiError."""
-        hints: dict[str, Any] = {}
+        hints: JsonObject = {}
         if self.settings.dynamo:
             body, hints = take_hints(body, self.settings.dynamo)
         call = channel.api.read(body, self.settings.seed, channel.http.headers)
@@ -240,45 +246,37 @@ class Simulator:
             raise limit_error(refusal, call.model)
         return call
 
-    async def reply(self, exchange: ModelExchange, number: int) -> None:
+    async def reply(self, channel: Channel, number: int) -> None:
         """Sends a reply, or what a fault makes of it; raises ApiError."""
-        rule = self.faults.pick(number, exchange.call) if self.faults.rules else None
-        if rule is None:
-            await self.answer(exchange, None)
-            self.account.answered += 1
-            await exchange.send_answer()
-            return
-        self.account.faults[rule.kind] += 1
-        if rule.phase == "error":
-            raise error_of(rule, exchange.call.model)
-        effect = FAULTS[rule.kind].effect
-        if rule.phase == "wait" and effect is not None:
-            await effect(rule, exchange)
-            return
-        await self.answer(exchange, rule)
-        if rule.kind != "cut":
-            self.account.answered += 1
-        if rule.phase == "sending" and effect is not None:
-            await effect(rule, exchange)
+        rule = self.faults.pick(number, channel.call) if self.faults.rules else None
+        if rule is not None:
+            self.account.faults[rule.kind] += 1
+            if rule.phase == "error":
+                raise error_of(rule, channel.call.model)
+            if rule.phase == "wait" and rule.effect is not None:
+                await rule.effect(rule, channel)
+                return
+        await self.answer(channel, rule)
+        self.account.answered += rule is None or rule.kind != "cut"
+        if rule is not None and rule.phase == "sending" and rule.effect is not None:
+            await rule.effect(rule, channel)
         else:
-            await exchange.send_answer()
+            await channel.send_answer()
 
-    async def answer(self, exchange: ModelExchange, rule: FaultRule | None) -> None:
+    async def answer(self, channel: Channel, rule: FaultRule | None) -> None:
         """Does the work of the model, in its time, and charges it."""
-        call = exchange.call
+        call = channel.call
         answer = self.writer.answer(call)
         seconds = self.latency(int.from_bytes(call.digest) ^ 1)
         if rule is not None:
             seconds += rule.value("seconds") or 0.0
-        is_marked = exchange.api is MESSAGES
-        call, exchange.channel.rest = await self.server.serve(
-            call, answer, seconds, marked=is_marked
-        )
+        is_marked = channel.api is MESSAGES
+        call, channel.rest = await self.server.serve(call, answer, seconds, marked=is_marked)
         if rule is not None:
-            answer = changed_answer(rule, call, answer, self.writer)
+            answer = changed_answer(rule, Turn(call, answer, self.writer))
         self.account.charge(call, answer, self.batches.store.was_charged)
-        exchange.call = call
-        exchange.answer = answer
+        channel.call = call
+        channel.answer = answer
 
     @web.middleware
     async def refused(self, request: web.Request, handler: Handler) -> web.StreamResponse:

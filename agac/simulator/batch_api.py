@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from aiohttp import web
 
@@ -23,7 +23,8 @@ from agac.simulator.batch_state import DAY, Batch, BatchOrder
 from agac.simulator.batch_store import StoredFile
 from agac.simulator.batch_worker import DIALECTS, SimulatedBatches, refusal
 from agac.simulator.fault_effects import Dropped, mentions
-from agac.simulator.faults import FAULTS, FaultRule
+from agac.simulator.faults import FaultRule
+from agac.simulator.kinds import JsonObject, Texts
 from agac.simulator.openai_batches import file_object
 from agac.simulator.replies import MARK
 
@@ -32,7 +33,7 @@ MAX_FILES_OF_PAGE = 10_000
 USUAL_PAGE = 20
 DOWNLOAD_PIECE = 2**18
 
-Answer = dict[str, Any] | Path | ApiError
+Answer = JsonObject | Path | ApiError
 """The outcome of a call: JSON, a file, or an error that leaves its changes as they are."""
 
 Effect = Callable[["BatchCall"], Answer]
@@ -44,9 +45,7 @@ def drop_connection(http: web.Request) -> None:
         http.transport.close()
 
 
-def json_response(
-    data: object, status: int = 200, headers: dict[str, str] | None = None
-) -> web.Response:
+def json_response(data: object, status: int = 200, headers: Texts | None = None) -> web.Response:
     return web.Response(
         status=status,
         body=json.dumps(data).encode(),
@@ -107,7 +106,7 @@ class BatchCall:
             return await self._send(answer)
         return json_response(answer)
 
-    def _take_effect(self, effect: Effect) -> dict[str, Any] | Path:
+    def _take_effect(self, effect: Effect) -> JsonObject | Path:
         with nullcontext() if self.http.method == "GET" else self.store.write():
             answer = effect(self)
         if self.starts:
@@ -141,10 +140,9 @@ class BatchCall:
     async def _apply_faults(self, when: str) -> None:
         """Applies the faults of one moment: it waits, is dropped, or is refused."""
         for rule in self.rules:
-            effect = FAULTS[rule.kind].effect
-            if rule.value("when") != when or effect is None:
+            if rule.value("when") != when or rule.effect is None:
                 continue
-            outcome: Exception | float | None = effect(rule, self)
+            outcome: Exception | float | None = rule.effect(rule, self)
             if outcome is None:
                 continue
             self.store.counted(f"fault.{rule.kind}")
@@ -156,12 +154,10 @@ class BatchCall:
         """Sends a file, or the part that is asked for; a fault sends something else."""
         headers = dict(self.dialect.headers)
         for rule in self.rules:
-            effect = FAULTS[rule.kind].effect
-            if rule.kind in ("batch_junk", "batch_truncate") and effect is not None:
+            if rule.kind in ("batch_junk", "batch_truncate") and rule.effect is not None:
                 self.store.counted(f"fault.{rule.kind}")
-                response: web.StreamResponse = await effect(
-                    rule, DownloadReply(self.http, path, headers)
-                )
+                reply = DownloadReply(self.http, path, headers)
+                response: web.StreamResponse = await rule.effect(rule, reply)
                 return response
         return web.FileResponse(path, headers=headers)
 
@@ -190,7 +186,7 @@ class BatchCall:
             raise self.dialect.not_found(batch_id)
         return batch
 
-    def shown(self, batch: Batch) -> dict[str, Any]:
+    def shown(self, batch: Batch) -> JsonObject:
         address = f"{self.http.scheme}://{self.http.host}"
         return self.dialect.batch_object(batch, self.store.now(), address)
 
@@ -370,7 +366,7 @@ FAMILIES: dict[str, tuple[str, list[Route]]] = {
 class DownloadReply:
     """A file of results that a fault ends early, or replaces."""
 
-    def __init__(self, http: web.Request, path: Path, headers: dict[str, str]) -> None:
+    def __init__(self, http: web.Request, path: Path, headers: Texts) -> None:
         self.http = http
         self.path = path
         self.headers = headers
@@ -413,7 +409,7 @@ class DownloadReply:
         return response
 
 
-def list_page(entries: Iterable[dict[str, Any]], size: int) -> dict[str, Any]:
+def list_page(entries: Iterable[JsonObject], size: int) -> JsonObject:
     """Returns a page of a list, of which at least one more than fits was looked up."""
     entries = list(entries)
     page = entries[:size]

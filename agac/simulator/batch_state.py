@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-from agac.simulator.api_errors import ApiError
-from agac.simulator.replies import BatchEndpoint
+from agac.simulator.kinds import JsonObject, Texts
 
 DAY = 86_400.0
 RESULTS_KEPT = 29 * DAY  # how long results are kept that have no file of their own
@@ -33,8 +30,8 @@ class Batch:
     seconds: float
     """how long all of it takes"""
     expires_at: float | None
-    metadata: dict[str, str] | None = None
-    faults: list[dict[str, Any]] = field(default_factory=list)
+    metadata: Texts | None = None
+    faults: list[JsonObject] = field(default_factory=list)
     """the rules that were picked for it"""
     number: int = 0
     """which create it was, from 1"""
@@ -60,12 +57,12 @@ class Batch:
     ended_at: float | None = None
     output_id: str | None = None
     error_id: str | None = None
-    errors: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[JsonObject] = field(default_factory=list)
     """what is wrong with the input, as the provider lists it"""
     seq: int = 0
     """its place among all batches of the state file"""
 
-    def fault(self, kind: str) -> dict[str, Any] | None:
+    def fault(self, kind: str) -> JsonObject | None:
         """Returns the first of its faults of a kind."""
         return next((rule for rule in self.faults if rule["kind"] == kind), None)
 
@@ -172,80 +169,6 @@ class BatchOrder:
     endpoint: str
     input_id: str = ""
     """the uploaded file with the requests"""
-    metadata: dict[str, str] | None = None
+    metadata: Texts | None = None
     requests: list[bytes] | None = None
     """the requests, one line each, where they are in the body: they are checked by then"""
-
-
-class BatchDialect(ABC):
-    """The words of a provider's batches. Lines of results are bytes with their line end."""
-
-    body_key: ClassVar[str]
-    """the key of a request's body in its line"""
-    one_file: ClassVar[bool]
-    """True if all results are in one file, False if the good ones and the others have their own"""
-    foreign_line: ClassVar[bytes]
-    """the result line of a request that was never sent"""
-    id_prefix: ClassVar[str]
-    page_parameter: ClassVar[str]
-    """the parameter of a list that names the last batch of the page before"""
-    max_page: ClassVar[int]
-    page_frame: ClassVar[Mapping[str, Any]]
-    """what a list has besides its page"""
-    headers: ClassVar[Mapping[str, str]]
-    """headers of files and errors"""
-
-    @abstractmethod
-    def check_headers(self, headers: Mapping[str, str]) -> None:
-        """Raises ApiError for a call without a header that is required."""
-
-    @abstractmethod
-    def read_order(self, body: bytes) -> BatchOrder:
-        """Reads the body of a create; raises ApiError."""
-
-    @abstractmethod
-    def endpoint(self, batch: Batch) -> BatchEndpoint:
-        """Returns how its requests are read, and their answers are written."""
-
-    @abstractmethod
-    def good_line(self, request: BatchRequest, body: Any) -> bytes:
-        """Returns the line of a request that was answered."""
-
-    @abstractmethod
-    def error_line(self, request: BatchRequest, error: ApiError) -> bytes:
-        """Returns the line of a request that got an error with a status."""
-
-    @abstractmethod
-    def failed_line(self, request: BatchRequest, code: str, message: str) -> bytes:
-        """Returns the line of a request that got no response."""
-
-    @abstractmethod
-    def zero_line(self, request: BatchRequest) -> bytes:
-        """Returns the line of a request about which the result says nothing."""
-
-    @abstractmethod
-    def unfinished_line(self, request: BatchRequest, ended: str) -> bytes:
-        """Returns the line of a request that was not done when its batch ended."""
-
-    @abstractmethod
-    def batch_object(self, batch: Batch, now: float, address: str) -> dict[str, Any]:
-        """Returns a batch as its faults show it; `address` is where the simulator is served."""
-
-    @abstractmethod
-    def not_found(self, batch_id: str) -> ApiError: ...
-
-    @abstractmethod
-    def not_listed(self, batch_id: str) -> ApiError:
-        """Returns the refusal of a page that begins after a batch that does not exist."""
-
-    @abstractmethod
-    def not_open(self, batch: Batch) -> ApiError:
-        """Returns the refusal to cancel a batch that has ended."""
-
-    @abstractmethod
-    def rejected(self, rule: Mapping[str, Any]) -> ApiError:
-        """Returns the refusal of a batch by the fault `batch_reject`."""
-
-    @abstractmethod
-    def over_cap(self, model: str, max_tokens: int) -> ApiError:
-        """Returns the refusal of a batch for the tokens that wait in others."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from agac.core.state_files import make_file, make_folder
-from agac.simulator.batch_state import DAY, RESULTS_KEPT, Batch
+from agac.simulator.batch_state import DAY, Batch
 from agac.simulator.faults import FAULTS
 from agac.simulator.settings import SimulatorError
 
@@ -354,10 +354,6 @@ class BatchStore:
         expired = "SELECT id FROM file WHERE NOT deleted AND expires_at <= ?"
         for (file_id,) in self.rows(expired, (now,)):
             self.delete_file(file_id)
-        for batch in read_batches(self.rows("SELECT told FROM batch WHERE ended = 1")):
-            has_own_results = batch.output_id is not None and batch.output_id.startswith(batch.id)
-            if has_own_results and now >= batch.created_at + RESULTS_KEPT:
-                self.file_path(str(batch.output_id)).unlink(missing_ok=True)
         for path in self.folder.glob(".*-*"):
             if path.stat().st_mtime < time.time() - DAY:
                 path.unlink(missing_ok=True)

@@ -20,16 +20,18 @@ from typing import Any
 from agac.core.state_files import make_file
 from agac.simulator.anthropic_batches import MessageBatches
 from agac.simulator.api_errors import ApiError, unknown_model
-from agac.simulator.batch_state import Batch, BatchDialect
+from agac.simulator.batch_state import Batch
 from agac.simulator.batch_store import BatchStore
+from agac.simulator.fault_effects import Turn
 from agac.simulator.fault_plan import FaultPlan, line_rules
-from agac.simulator.faults import FAULTS, FaultRule, changed_answer, error_of
+from agac.simulator.faults import FaultRule, changed_answer, error_of
+from agac.simulator.kinds import JsonObject
 from agac.simulator.model_calls import ModelCall, encoded
 from agac.simulator.openai_batches import CheckedInput, OpenAiBatches, input_problem
 from agac.simulator.prompt_cache import PromptCache, prompt_ends
 from agac.simulator.replies import AnswerWriter, BatchEndpoint
 
-DIALECTS: dict[str, BatchDialect] = {
+DIALECTS: dict[str, OpenAiBatches] = {
     "openai": OpenAiBatches(),
     "azure": OpenAiBatches(),
     "anthropic": MessageBatches(),
@@ -111,11 +113,10 @@ class AnsweredChunk:
     """Some requests of a batch, and what is still to be written and charged of them."""
 
     batch: Batch
-    dialect: BatchDialect
+    dialect: OpenAiBatches
     endpoint: BatchEndpoint
     line_rules: list[FaultRule]
-    output: list[bytes] = field(default_factory=list)
-    errors: list[bytes] = field(default_factory=list)
+    lines: dict[str, list[bytes]] = field(default_factory=lambda: {"output": [], "errors": []})
     digests: list[bytes] = field(default_factory=list)
     known: set[bytes] = field(default_factory=set)
     """digests that were charged outside of batches"""
@@ -210,7 +211,7 @@ class BatchWorker:
             self.store.count("requests", batch.total)
             self.store.save(batch)
 
-    def fail(self, batch_id: str, errors: list[dict[str, Any]]) -> None:
+    def fail(self, batch_id: str, errors: list[JsonObject]) -> None:
         """Ends a batch for the errors in its input."""
         with self.store.write():
             batch = replace(
@@ -240,8 +241,8 @@ class BatchWorker:
                 last = min(batch.executed + CHUNK, due)
                 for number in range(batch.executed + 1, last + 1):
                     self.answer(number, requests.readline(), chunk)
-                output.writelines(chunk.output)
-                errors.writelines(chunk.errors)
+                output.writelines(chunk.lines["output"])
+                errors.writelines(chunk.lines["errors"])
                 output.flush()
                 errors.flush()
                 batch = self.commit(chunk, output.tell(), errors.tell())
@@ -257,8 +258,10 @@ class BatchWorker:
         instead = next((rule for rule in rules if rule.phase == "result"), None)
         is_good = False
         try:
-            if instead is not None:
-                line = self.line_instead(instead, chunk, named)
+            if instead is not None and instead.effect is not None:
+                line = instead.effect(instead, chunk.dialect, named)
+            elif instead is not None:
+                raise error_of(instead)
             else:
                 body: Any = self.reply(request[chunk.dialect.body_key], chunk)
                 if "batch_body_text" in kinds:
@@ -273,18 +276,9 @@ class BatchWorker:
         chunk.added["executed"] += 1
         chunk.added["read"] += len(raw)
         chunk.added["good" if is_good else "bad"] += 1
-        lines = chunk.output if is_good or chunk.dialect.one_file else chunk.errors
-        lines.append(line)
+        chunk.lines["output" if is_good else chunk.dialect.bad_results].append(line)
 
-    def line_instead(self, rule: FaultRule, chunk: AnsweredChunk, named: Any) -> bytes:
-        """Returns the line that a fault gives instead of an answer; raises ApiError."""
-        make = FAULTS[rule.kind].effect
-        if make is None:
-            raise error_of(rule)
-        line: bytes = make(rule, chunk.dialect, named)
-        return line
-
-    def reply(self, body: dict[str, Any], chunk: AnsweredChunk) -> dict[str, Any]:
+    def reply(self, body: JsonObject, chunk: AnsweredChunk) -> JsonObject:
         """Returns the reply to one request, which is charged now.
 
         Raises ApiError for a request that is refused.
@@ -305,7 +299,7 @@ class BatchWorker:
             chunk.faults[rule.kind] += 1
             if rule.phase == "error":
                 raise error_of(rule, call.model)
-            answer = changed_answer(rule, call, answer, self.writer)
+            answer = changed_answer(rule, Turn(call, answer, self.writer))
         chunk.added["prompt_tokens"] += call.prompt_tokens
         chunk.added["completion_tokens"] += answer.tokens
         chunk.digests.append(call.digest)
@@ -353,12 +347,8 @@ class BatchWorker:
         errors = self.complete(batch, "errors", "error")
         edited = edited_results(batch, output)
         with store.write():
-            if DIALECTS[batch.family].one_file:
-                batch.output_id = edited.name
-                errors.unlink()
-            else:
-                batch.output_id = self.output_file(batch, edited)
-                batch.error_id = self.error_file(batch, errors)
+            batch.output_id = self.output_file(batch, edited)
+            batch.error_id = self.error_file(batch, errors)
             store.count_faults(batch, "ended")
             store.save(batch)
             store.drop_bytes(batch.input_id)
@@ -372,8 +362,7 @@ class BatchWorker:
         if made.exists() and not path.exists():  # a kill came after it was moved away
             made.replace(path)
         with self.store.open_results(batch, suffix) as lines:
-            takes_unfinished = DIALECTS[batch.family].one_file == (kind == "output")
-            if batch.ended != "completed" and takes_unfinished:
+            if batch.ended != "completed" and DIALECTS[batch.family].bad_results == suffix:
                 lines.writelines(self.unfinished(batch))
         return path
 
@@ -467,7 +456,7 @@ class SimulatedBatches:
             return self._early[operation]
         return self._early[operation] + self.store.counted(f"calls.{operation}")
 
-    async def account(self) -> dict[str, Any]:
+    async def account(self) -> JsonObject:
         """Returns the requests and charges of batches. `behind`: work is due that is not done."""
         is_behind = not await self.caught_up()
         counters = Counter(self.store.counters())
@@ -479,17 +468,13 @@ class SimulatedBatches:
                 calls[what] += count
             elif kind == "fault":
                 faults[what] = count
+        names = (
+            "created cancelled rejected requests charged duplicates prompt_tokens "
+            "completion_tokens files"
+        )
         return {
             "posts": counters["calls.create"],
-            "created": counters["created"],
-            "cancelled": counters["cancelled"],
-            "rejected": counters["rejected"],
-            "requests": counters["requests"],
-            "charged": counters["charged"],
-            "duplicates": counters["duplicates"],
-            "prompt_tokens": counters["prompt_tokens"],
-            "completion_tokens": counters["completion_tokens"],
-            "files": counters["files"],
+            **{name: counters[name] for name in names.split()},
             "kept": len(self.store.files("batch")),
             "open": len(self.store.open_batches()),
             "calls": dict(sorted(calls.items())),

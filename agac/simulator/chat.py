@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from agac.simulator import replies
 from agac.simulator.api_errors import ApiError, invalid, missing
-from agac.simulator.kinds import COUNT, OBJECT, TRUTH, ValueKind, between, wrong_parameters
+from agac.simulator.kinds import (
+    COUNT,
+    OBJECT,
+    TRUTH,
+    JsonObject,
+    ValueKind,
+    anything,
+    between,
+    only,
+    wrong_parameters,
+)
 from agac.simulator.model_calls import (
     AnswerForm,
     Conversation,
@@ -25,26 +35,10 @@ from agac.simulator.replies import Event, ModelAnswer, ModelApi
 from agac.simulator.schema_values import word_set
 from agac.simulator.tool_calls import AskedTool, OfferedTool, cited_pages
 
-CHAT_PARAMETERS = word_set(
-    "model messages stream stream_options response_format max_tokens max_completion_tokens "
-    "temperature top_p n stop seed presence_penalty frequency_penalty reasoning_effort "
-    "service_tier user metadata store logit_bias logprobs top_logprobs modalities "
-    "prompt_cache_key prompt_cache_retention safety_identifier verbosity prediction tools "
-    "tool_choice parallel_tool_calls"
-)
-OF_LOOK_ALIKES = word_set(
-    "top_k min_p repetition_penalty chat_template_kwargs enable_thinking thinking"
-)
-"""Parameters that OpenAI's own API does not have, and others that speak its protocol do.
-
-Their models are rehearsed here, too, and answered as without them.
-"""
-OPENAI_MODEL = re.compile(r"(gpt-\d|chatgpt|o\d)")
-
-CHAT_UNSUPPORTED: dict[str, Any] = {"n": 1, "logprobs": False, "top_logprobs": 0}
-"""Parameters that are not simulated, each with the one value that changes nothing."""
-
-CHAT_KINDS: dict[str, ValueKind] = {
+CHAT_PARAMETERS: dict[str, ValueKind] = {
+    "n": only(1),
+    "logprobs": only(False),
+    "top_logprobs": only(0),
     "temperature": between(0, 2),
     "top_p": between(0, 1),
     "presence_penalty": between(-2, 2),
@@ -54,7 +48,20 @@ CHAT_KINDS: dict[str, ValueKind] = {
     "stream": TRUTH,
     "stream_options": OBJECT,
     "parallel_tool_calls": TRUTH,
+    **anything(
+        "model messages response_format stop seed reasoning_effort service_tier user metadata "
+        "store logit_bias modalities prompt_cache_key prompt_cache_retention safety_identifier "
+        "verbosity prediction tools tool_choice"
+    ),
 }
+OF_LOOK_ALIKES = word_set(
+    "top_k min_p repetition_penalty chat_template_kwargs enable_thinking thinking"
+)
+"""Parameters that OpenAI's own API does not have, and others that speak its protocol do.
+
+Their models are rehearsed here, too, and answered as without them.
+"""
+OPENAI_MODEL = re.compile(r"(gpt-\d|chatgpt|o\d)")
 
 ROLES = ("assistant", "developer", "system", "user")
 FORMATS = ("text", "json_object", "json_schema")
@@ -73,7 +80,7 @@ TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]+")
 CALLED_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
-def error_object(error: ApiError) -> dict[str, Any]:
+def error_object(error: ApiError) -> JsonObject:
     about = {
         "message": error.message,
         "type": error.kind,
@@ -84,20 +91,17 @@ def error_object(error: ApiError) -> dict[str, Any]:
 
 
 def check_parameters(
-    data: Mapping[str, Any],
-    unsupported: Mapping[str, Any],
-    kinds: Mapping[str, ValueKind],
-    code: str | None = None,
+    data: JsonObject, kinds: dict[str, ValueKind], code: str | None = None
 ) -> None:
     """Refuses parameters that are not simulated, and values of a wrong kind, with `code`."""
-    for name, wanted in wrong_parameters(data, unsupported, kinds):
-        if not wanted:
-            message = f"{name} is not supported by the simulator: leave it out."
-            raise ApiError(400, message, param=name)
-        raise invalid(name, wanted, code)
+    for name, wanted in wrong_parameters(data, kinds):
+        if wanted:
+            raise invalid(name, wanted, code)
+        message = f"{name} is not supported by the simulator: leave it out."
+        raise ApiError(400, message, param=name)
 
 
-def read_tools(data: Mapping[str, Any], within: str = "") -> ToolOffer:
+def read_tools(data: JsonObject, within: str = "") -> ToolOffer:
     """Reads the tools that are offered and how they are to be used.
 
     A function is described in its tool or, as in chat completions, in the key `within` of it.
@@ -163,7 +167,7 @@ def is_text_part(part: Any, kinds: tuple[str, ...]) -> bool:
     return isinstance(part.get("text"), str)
 
 
-def read_list(data: Mapping[str, Any], name: str) -> list[Any]:
+def read_list(data: JsonObject, name: str) -> list[Any]:
     items = data.get(name)
     if not isinstance(items, list) or not items:
         raise invalid(name, "an array with at least one element")
@@ -177,7 +181,7 @@ def read_role(message: Any, param: str) -> str:
     return str(role)
 
 
-def read_messages(data: Mapping[str, Any]) -> Conversation:
+def read_messages(data: JsonObject) -> Conversation:
     talk = Conversation()
     for index, message in enumerate(read_list(data, "messages")):
         read_message(talk, message, f"messages[{index}]")
@@ -234,7 +238,7 @@ def read_format(
     return AnswerForm(schema, schema_key, strict_name, wants_json=True)
 
 
-def read_chat(data: dict[str, Any], seed: int) -> ModelCall:
+def read_chat(data: JsonObject, seed: int) -> ModelCall:
     """Reads a request for a chat completion; raises ApiError as OpenAI would answer it."""
     check_chat(data)
     talk = read_messages(data)
@@ -259,24 +263,23 @@ def read_chat(data: dict[str, Any], seed: int) -> ModelCall:
     )
 
 
-def check_chat(data: Mapping[str, Any]) -> None:
+def check_chat(data: JsonObject) -> None:
     """Raises ApiError for parameters that are wrong."""
-    known = CHAT_PARAMETERS
+    unknown = sorted(data.keys() - CHAT_PARAMETERS.keys())
     if not OPENAI_MODEL.match(str(data.get("model"))):
-        known = CHAT_PARAMETERS | OF_LOOK_ALIKES
-    unknown = sorted(set(data) - known)
+        unknown = [name for name in unknown if name not in OF_LOOK_ALIKES]
     if unknown:
         message = f"Unrecognized request argument supplied: {', '.join(unknown)}"
         raise ApiError(400, message, param=unknown[0])
     if not isinstance(data.get("model"), str) or not data["model"]:
         raise ApiError(400, "you must provide a model parameter", param="model")
-    check_parameters(data, CHAT_UNSUPPORTED, CHAT_KINDS)
+    check_parameters(data, CHAT_PARAMETERS)
     if data.get("stream_options") and not data.get("stream"):
         message = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
         raise ApiError(400, message, param="stream")
 
 
-def read_stops(data: Mapping[str, Any]) -> tuple[str, ...]:
+def read_stops(data: JsonObject) -> tuple[str, ...]:
     stops = data.get("stop") or []
     if isinstance(stops, str):
         stops = [stops]
@@ -286,7 +289,7 @@ def read_stops(data: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(filter(None, stops))
 
 
-def chat_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
+def chat_usage(call: ModelCall, answer: ModelAnswer) -> JsonObject:
     counts = {
         "prompt_tokens": call.prompt_tokens,
         "completion_tokens": answer.tokens,
@@ -297,7 +300,7 @@ def chat_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     return answer.usage(counts)
 
 
-def chat_frame(call: ModelCall, kind: str) -> dict[str, Any]:
+def chat_frame(call: ModelCall, kind: str) -> JsonObject:
     """Returns what a completion and each of its chunks have in common."""
     return {
         "id": f"chatcmpl-sim{call.digest.hex()}",
@@ -309,8 +312,8 @@ def chat_frame(call: ModelCall, kind: str) -> dict[str, Any]:
     }
 
 
-def chat_completion(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
-    message: dict[str, Any] = {
+def chat_completion(call: ModelCall, answer: ModelAnswer) -> JsonObject:
+    message: JsonObject = {
         "role": "assistant",
         "content": answer.content,
         "refusal": answer.refusal,
@@ -325,11 +328,11 @@ def chat_completion(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     return frame | {"choices": [choice], "usage": chat_usage(call, answer)}
 
 
-def chat_choice(name: str, value: dict[str, Any], finish: str | None) -> dict[str, Any]:
+def chat_choice(name: str, value: JsonObject, finish: str | None) -> JsonObject:
     return {"index": 0, name: value, "logprobs": None, "finish_reason": finish}
 
 
-def url_citations(answer: ModelAnswer, text: str) -> list[dict[str, Any]]:
+def url_citations(answer: ModelAnswer, text: str) -> list[JsonObject]:
     """Returns how a text refers to the pages that were found, each by all of the text."""
     return [
         {"url": page.url, "title": page.title, "start_index": 0, "end_index": len(text)}
@@ -337,14 +340,14 @@ def url_citations(answer: ModelAnswer, text: str) -> list[dict[str, Any]]:
     ]
 
 
-def chat_annotations(answer: ModelAnswer) -> list[dict[str, Any]]:
+def chat_annotations(answer: ModelAnswer) -> list[JsonObject]:
     if answer.content is None:
         return []
     citations = url_citations(answer, answer.content)
     return [{"type": "url_citation", "url_citation": citation} for citation in citations]
 
 
-def listed_pages(answer: ModelAnswer) -> dict[str, Any]:
+def listed_pages(answer: ModelAnswer) -> JsonObject:
     """Returns all pages that were found, as xAI and Perplexity list them."""
     pages = [page.url for use in answer.hosted for page in use.pages]
     return {"citations": pages} if pages else {}
@@ -354,7 +357,7 @@ def finish_reason(answer: ModelAnswer) -> str | None:
     return answer.ended_with("length" if answer.finish == "pause" else answer.finish)
 
 
-def chat_tool_call(asked: AskedTool) -> dict[str, Any]:
+def chat_tool_call(asked: AskedTool) -> JsonObject:
     function = {"name": asked.name, "arguments": asked.arguments}
     return {"id": asked.id, "type": "function", "function": function}
 
@@ -364,7 +367,7 @@ def chat_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
     frame = chat_frame(call, "chat.completion.chunk")
     usage = {"usage": None} if call.include_usage else {}
 
-    def chunk(delta: dict[str, Any], finish: str | None = None) -> Event:
+    def chunk(delta: JsonObject, finish: str | None = None) -> Event:
         return frame | {"choices": [chat_choice("delta", delta, finish)]} | usage
 
     content = None if answer.calls else ""
@@ -376,7 +379,7 @@ def chat_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
     yield "[DONE]"
 
 
-def chat_deltas(answer: ModelAnswer) -> Iterator[dict[str, Any]]:
+def chat_deltas(answer: ModelAnswer) -> Iterator[JsonObject]:
     """Gives the pieces of an answer between its role and its end."""
     if answer.refusal is None:
         for piece in replies.pieces(answer.content or ""):

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from agac.simulator.api_errors import ApiError, invalid
-from agac.simulator.kinds import COUNT, OBJECT, TRUTH, ValueKind, is_number, wrong_parameters
+from agac.simulator.kinds import (
+    COUNT,
+    OBJECT,
+    TRUTH,
+    JsonObject,
+    ValueKind,
+    is_number,
+    wrong_parameters,
+)
 from agac.simulator.model_calls import read_object
 
 HINTS: dict[str, ValueKind] = {
@@ -19,7 +26,7 @@ HINTS: dict[str, ValueKind] = {
 """The hints that Dynamo takes: `latency_sensitivity` in 1.0 alone, `priority` from 1.1 on."""
 
 
-def take_hints(body: bytes, version: str) -> tuple[bytes, dict[str, Any]]:
+def take_hints(body: bytes, version: str) -> tuple[bytes, JsonObject]:
     """Returns a request without `nvext`, and the hints in it.
 
     Raises ApiError for what a Dynamo of this version refuses.
@@ -36,12 +43,12 @@ def take_hints(body: bytes, version: str) -> tuple[bytes, dict[str, Any]]:
     return json.dumps(data).encode(), hints
 
 
-def check_fields(fields: Any, place: str, kinds: Mapping[str, ValueKind]) -> None:
+def check_fields(fields: Any, place: str, kinds: dict[str, ValueKind]) -> None:
     """Raises ApiError for fields that are unknown, or of another kind."""
     if not isinstance(fields, dict):
         raise invalid(place, "an object")
     for name in sorted(fields.keys() - kinds.keys()):
         known = ", ".join(kinds)
         raise ApiError(400, f"{place}: unknown field `{name}`, expected one of {known}")
-    for name, wanted in wrong_parameters(fields, {}, kinds):
+    for name, wanted in wrong_parameters(fields, kinds):
         raise invalid(f"{place}.{name}", wanted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,17 @@ from agac.simulator.faults import (
     SINGLE_PHASES,
     FaultRule,
 )
-from agac.simulator.kinds import TEXT, TRUTH, ValueKind, is_number, one_of
+from agac.simulator.kinds import (
+    COUNT,
+    TEXT,
+    TRUTH,
+    JsonObject,
+    ValueKind,
+    one_of,
+    one_or_more,
+    or_null,
+    within,
+)
 from agac.simulator.settings import SimulatorError
 from agac.simulator.tool_calls import ScriptRule
 
@@ -27,25 +37,28 @@ if TYPE_CHECKING:
 
 def parse_rules(data: Any, source: str) -> list[FaultRule]:
     """Makes rules of a list; raises SimulatorError with every problem."""
-    if data is None:
-        return []
-    if not isinstance(data, list):
+    if not isinstance(data, list | None):
         example = "such as `- {kind: rate_limit, rate: 0.05}`"
         raise SimulatorError([f"{source}: a faults file is a list of rules, {example}"])
-    problems = [
-        problem
-        for index, item in enumerate(data)
-        for problem in rule_problems(item, f"{source}: faults[{index}]")
-    ]
+    check_items(data or [], f"{source}: faults", rule_problems)
+    return [make_rule(index, item) for index, item in enumerate(data or [])]
+
+
+def check_items(
+    items: list[Any], where: str, problems_of: Callable[[Any, str], Iterator[str]]
+) -> None:
+    """Raises SimulatorError with every problem of every item."""
+    problems: list[str] = []
+    for index, item in enumerate(items):
+        problems += problems_of(item, f"{where}[{index}]")
     if problems:
         raise SimulatorError(problems)
-    return [make_rule(index, item) for index, item in enumerate(data)]
 
 
-def make_rule(index: int, item: Mapping[str, Any]) -> FaultRule:
+def make_rule(index: int, item: JsonObject) -> FaultRule:
     """Makes the rule of an item without problems."""
     fault = FAULTS[item["kind"]]
-    conditions: dict[str, Any] = {}
+    conditions: JsonObject = {}
     values = dict(fault.defaults)
     for key, value in item.items():
         if key in fault.keys:
@@ -62,13 +75,7 @@ def make_rule(index: int, item: Mapping[str, Any]) -> FaultRule:
 def parse_script(data: Any, source: str) -> list[ScriptRule]:
     """Makes what a model says of a list of rules; raises SimulatorError with every problem."""
     items = data if isinstance(data, list) else [data]
-    problems = [
-        problem
-        for index, item in enumerate(items)
-        for problem in script_problems(item, f"{source}: script[{index}]")
-    ]
-    if problems:
-        raise SimulatorError(problems)
+    check_items(items, f"{source}: script", script_problems)
     return [ScriptRule(**item) for item in items]
 
 
@@ -80,10 +87,8 @@ def script_problems(item: Any, where: str) -> Iterator[str]:
     for key, value in item.items():
         if key not in SCRIPT_KEYS:
             yield f"{where}.{key} must be left out; known: {', '.join(SCRIPT_KEYS)}"
-            continue
-        fits, wanted = SCRIPT_KEYS[key]
-        if not fits(value):
-            yield f"{where}.{key} must be {wanted}"
+        elif not SCRIPT_KEYS[key].fits(value):
+            yield f"{where}.{key} must be {SCRIPT_KEYS[key].wanted}"
 
 
 def load_rules(path: Path, parse: Callable[[Any, str], list[Any]] = parse_rules) -> list[Any]:
@@ -139,7 +144,7 @@ def rule_problems(item: Any, where: str) -> Iterator[str]:
             what = f"unknown kind {kind!r:.40}{guess(kind, FAULTS)}"
         yield f"{where}: {what}; known: {', '.join(FAULTS)}"
         kind = None
-    right: dict[str, Any] = {}
+    right: JsonObject = {}
     for key, value in item.items():
         if key == "kind":
             continue
@@ -166,10 +171,9 @@ def key_problem(key: Any, value: Any, kind: str | None) -> str:
     if kind and key not in known:
         takers = ", ".join(name for name, other in FAULTS.items() if key in other.all_keys)
         return f": {kind!r} takes no key {key!r}; it is for: {takers}"
-    fits, wanted = checks[key]
-    if not fits(value):
-        return f".{key}: must be {wanted}, not {value!r:.40}"
-    return ""
+    if checks[key].fits(value):
+        return ""
+    return f".{key}: must be {checks[key].wanted}, not {value!r:.40}"
 
 
 def guess(word: Any, known: Any) -> str:
@@ -178,38 +182,8 @@ def guess(word: Any, known: Any) -> str:
     return f"; did you mean {near!r}?" if near else ""
 
 
-def is_count(value: Any, minimum: int = 1) -> bool:
-    return is_number(value, int) and value >= minimum
-
-
-def is_count_or_zero(value: Any) -> bool:
-    return is_count(value, 0)
-
-
 def is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
-
-
-def is_text_or_texts(value: Any) -> bool:
-    return all(map(is_text, value if isinstance(value, list) else [value]))
-
-
-def is_status(value: Any, minimum: int) -> bool:
-    return is_count(value, minimum) and value <= 599
-
-
-def is_amount(value: Any) -> bool:
-    return is_number(value) and value >= 0
-
-
-def is_numbers_of_requests(value: Any) -> bool:
-    if isinstance(value, list):
-        return bool(value) and all(map(is_count, value))
-    return is_count(value)
-
-
-def is_scripted_calls(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_scripted_call, value))
 
 
 def is_scripted_call(value: Any) -> bool:
@@ -218,25 +192,22 @@ def is_scripted_call(value: Any) -> bool:
     return set(value) <= {"name", "arguments"}
 
 
-def or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or fits(value)
-
-
 A_TEXT = ValueKind(is_text, "a text")
-A_COUNT = ValueKind(is_count, "a count of 1 or more")
+A_COUNT = ValueKind(COUNT.fits, "a count of 1 or more")
+NUMBERS = one_or_more(COUNT.fits)
 
 KEYS: dict[str, ValueKind] = {
-    "rate": ValueKind(lambda value: is_amount(value) and value <= 1, "a share from 0 to 1"),
-    "at": ValueKind(is_numbers_of_requests, "a list of request numbers, counted from 1"),
+    "rate": ValueKind(within(0, 1), "a share from 0 to 1"),
+    "at": ValueKind(NUMBERS, "a list of request numbers, counted from 1"),
     "match": ValueKind(is_text, "a text to look for in the messages"),
     "first": A_COUNT,
     "attempts": A_COUNT,
     "always": ValueKind(lambda value: value is True, "true (or left out)"),
-    "status": ValueKind(lambda value: is_status(value, 500), "a status from 500 to 599"),
-    "retry_after": ValueKind(or_null(is_amount), "a number of seconds, or null"),
+    "status": ValueKind(within(500, 599, int), "a status from 500 to 599"),
+    "retry_after": ValueKind(or_null(within(0)), "a number of seconds, or null"),
     "in_ms": TRUTH,
-    "seconds": ValueKind(is_amount, "a number of seconds"),
-    "after_bytes": ValueKind(or_null(is_count_or_zero), "a count of bytes, or null"),
+    "seconds": ValueKind(within(0), "a number of seconds"),
+    "after_bytes": ValueKind(or_null(within(0, kind=int)), "a count of bytes, or null"),
     "message": A_TEXT,
     "code": A_TEXT,
     "marked": TRUTH,
@@ -246,36 +217,30 @@ KEYS: dict[str, ValueKind] = {
 }
 
 SCRIPT_KEYS: dict[str, ValueKind] = {
-    "match": ValueKind(is_text_or_texts, "a text, or a list of texts"),
+    "match": ValueKind(one_or_more(is_text), "a text, or a list of texts"),
     "turn": A_COUNT,
     "reply": ValueKind(lambda value: isinstance(value, str | dict | list), "a text, or JSON"),
     "calls": ValueKind(
-        is_scripted_calls,
+        lambda value: isinstance(value, list) and all(map(is_scripted_call, value)),
         "a list of calls such as {name: search, arguments: {query: lamps}}",
     ),
 }
 
 BATCH_KEYS: dict[str, ValueKind] = {
-    "at": ValueKind(
-        is_numbers_of_requests,
-        "a list of numbers of calls, counted from 1 for each operation",
-    ),
+    "at": ValueKind(NUMBERS, "a list of numbers of calls, counted from 1 for each operation"),
     "match": ValueKind(is_text, "a text to look for in the requests"),
-    "status": ValueKind(lambda value: is_status(value, 400), "a status from 400 to 599"),
-    "lines": ValueKind(
-        is_numbers_of_requests,
-        "a list of numbers of a batch's requests, counted from 1",
-    ),
-    "op": one_of(OPERATIONS),
+    "status": ValueKind(within(400, 599, int), "a status from 400 to 599"),
+    "lines": ValueKind(NUMBERS, "a list of numbers of a batch's requests, counted from 1"),
+    "op": one_of(*OPERATIONS),
     "when": ValueKind(lambda value: value in ("before", "after"), "before or after"),
     "type": A_TEXT,
     "times": A_COUNT,
-    "line": ValueKind(is_count, "the number of a line, from 1"),
-    "tokens": ValueKind(is_count_or_zero, "a count of tokens"),
-    "after": ValueKind(is_count_or_zero, "a count of requests"),
+    "line": ValueKind(COUNT.fits, "the number of a line, from 1"),
+    "tokens": ValueKind(within(0, kind=int), "a count of tokens"),
+    "after": ValueKind(within(0, kind=int), "a count of requests"),
     "word": A_TEXT,
-    "form": one_of(FOREIGN_FORMS),
-    "body": one_of(JUNK_BODIES),
+    "form": one_of(*FOREIGN_FORMS),
+    "body": one_of(*JUNK_BODIES),
     "size": A_COUNT,
     "bytes": A_COUNT,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from agac.simulator.fault_effects import mentions
 from agac.simulator.faults import (
@@ -14,6 +13,7 @@ from agac.simulator.faults import (
     SINGLE_PHASES,
     FaultRule,
 )
+from agac.simulator.kinds import JsonObject
 from agac.simulator.model_calls import ModelCall
 
 
@@ -60,7 +60,7 @@ class FaultPlan:
                 (slow if rule.kind == "batch_slow" else others).append(rule)
         return slow + others[:1]
 
-    def of_batch(self, number: int, contains: Callable[[str], bool]) -> list[dict[str, Any]]:
+    def of_batch(self, number: int, contains: Callable[[str], bool]) -> list[JsonObject]:
         """Returns every rule that applies to the batch of the n-th create, as it is stored."""
         return [
             rule.stored() for rule in self.batch_rules if self._is_for_batch(rule, number, contains)
@@ -101,7 +101,7 @@ class FaultPlan:
         return next(sizes, None)
 
 
-def line_rules(stored: list[dict[str, Any]]) -> list[FaultRule]:
+def line_rules(stored: list[JsonObject]) -> list[FaultRule]:
     """Returns the stored rules of one batch about its requests."""
     return [
         FaultRule(

@@ -5,7 +5,7 @@ The checks of a faults file, the command's help and the guide are made of `FAULT
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
@@ -21,7 +21,7 @@ from agac.simulator.api_errors import (
 from agac.simulator.fault_effects import (
     GARBAGE,
     Dropped,
-    Exchange,
+    Turn,
     blocked,
     body_too_large,
     early_cut,
@@ -36,8 +36,8 @@ from agac.simulator.fault_effects import (
     with_fields,
     wrong_schema,
 )
-from agac.simulator.model_calls import ModelCall
-from agac.simulator.replies import AnswerWriter, ModelAnswer
+from agac.simulator.kinds import JsonObject
+from agac.simulator.replies import ModelAnswer
 
 CALL_SELECTORS = ("at", "first", "attempts", "rate", "always")
 BATCH_SELECTORS = ("at", "first", "attempts", "rate", "match", "always")
@@ -100,12 +100,16 @@ class FaultRule:
     """how often it hits the same question; for batches it counts calls, as `at` does"""
     lines: Collection[int] | None = None
     """numbers of a batch's requests, from 1"""
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: JsonObject = field(default_factory=dict)
     """the keys of its kind"""
 
     @property
     def phase(self) -> str:
         return FAULTS[self.kind].phase
+
+    @property
+    def effect(self) -> Callable[..., Any] | None:
+        return FAULTS[self.kind].effect
 
     def value(self, key: str) -> Any:
         """Returns one of the keys of its kind, or the default."""
@@ -119,9 +123,9 @@ class FaultRule:
             return False
         return self.rate is None or chance(seed, self.index, content, attempt) < self.rate
 
-    def stored(self) -> dict[str, Any]:
+    def stored(self) -> JsonObject:
         """Returns its kind and keys as a batch stores them."""
-        stored: dict[str, Any] = {"kind": self.kind, "index": self.index, **self.values}
+        stored: JsonObject = {"kind": self.kind, "index": self.index, **self.values}
         if self.phase in LINE_PHASES:
             lines = sorted(self.lines) if self.lines is not None else None
             stored |= {"match": self.match, "lines": lines, "rate": self.rate}
@@ -140,11 +144,11 @@ class KnownFault:
     `effect` does what its phase is about:
 
     - error: makes the error of (rule, model); without an effect it is the error of the `status`
-    - wait, sending: sends something else of (rule, Exchange)
-    - answer: makes another answer of (rule, ModelCall, ModelAnswer, AnswerWriter)
-    - call: of (rule, BatchApiCall), the exception that the call ends with or the seconds that it
-      waits, None if the rule spares it; for downloads it sends (rule, Download)
-    - result: makes the line of (rule, BatchDialect, BatchRequest), or returns an ApiError
+    - wait, sending: sends something else of (rule, Channel)
+    - answer: makes another answer of (rule, Turn)
+    - call: of (rule, BatchCall), the exception that the call ends with or the seconds that it
+      waits, None if the rule spares it; for downloads it sends (rule, DownloadReply)
+    - result: makes the line of (rule, dialect, BatchRequest)
 
     Other phases have none: a batch is asked for its faults where they show.
     """
@@ -169,8 +173,12 @@ class KnownFault:
 
 def error_of(rule: FaultRule, model: str = "") -> ApiError:
     """Makes the error of a rule."""
-    make = FAULTS[rule.kind].effect if rule.phase == "error" else None
-    error: ApiError = make(rule, model) if make else error_of_status(rule)
+    error: ApiError
+    if rule.effect is not None and rule.phase == "error":
+        error = rule.effect(rule, model)
+    else:
+        kind, code, message = (rule.value(key) for key in ("type", "code", "message"))
+        error = status_error(rule.value("status"), kind=kind, code=code, message=message)
     error.message = rule.value("message") or error.message
     seconds = rule.value("retry_after")
     if seconds is not None:
@@ -178,23 +186,11 @@ def error_of(rule: FaultRule, model: str = "") -> ApiError:
     return error
 
 
-def error_of_status(rule: FaultRule) -> ApiError:
-    kind, code, message = (rule.value(key) for key in ("type", "code", "message"))
-    return status_error(rule.value("status"), kind=kind, code=code, message=message)
-
-
-def sent_error(rule: FaultRule, exchange: Exchange) -> Awaitable[None]:
-    return exchange.fail(error_of(rule), as_response=rule.value("failed"))
-
-
-def changed_answer(
-    rule: FaultRule, call: ModelCall, answer: ModelAnswer, writer: AnswerWriter
-) -> ModelAnswer:
+def changed_answer(rule: FaultRule, turn: Turn) -> ModelAnswer:
     """Returns the answer as a rule of the phase `answer` leaves it; others do not change it."""
-    change = FAULTS[rule.kind].effect
-    if rule.phase != "answer" or change is None:
-        return answer
-    changed: ModelAnswer = change(rule, call, answer, writer)
+    if rule.phase != "answer" or rule.effect is None:
+        return turn.answer
+    changed: ModelAnswer = rule.effect(rule, turn)
     return changed
 
 
@@ -239,16 +235,16 @@ FAULTS: dict[str, KnownFault] = {
         "wait",
         "no answer ever comes, and nothing is charged",
         "",
-        lambda rule, exchange: exchange.hang(),
+        lambda rule, channel: channel.hang(),
     ),
     "cut": KnownFault(
         "sending",
         "the connection closes: before the answer, or after `after_bytes` of it",
         "after_bytes",
-        lambda rule, exchange: exchange.cut(rule.value("after_bytes")),
+        lambda rule, channel: channel.cut(rule.value("after_bytes")),
     ),
     "invalid_body": KnownFault(
-        "sending", "the body is a page of HTML", "", lambda rule, exchange: exchange.send(GARBAGE)
+        "sending", "the body is a page of HTML", "", lambda rule, channel: channel.send(GARBAGE)
     ),
     "malformed_json": KnownFault("answer", "the text is not valid JSON", "", malformed_json),
     "wrong_schema": KnownFault(
@@ -258,20 +254,20 @@ FAULTS: dict[str, KnownFault] = {
         "answer",
         "the text is cut in the middle, as by a limit of tokens",
         "",
-        lambda rule, call, answer, writer: ModelAnswer(half(answer), "length"),
+        lambda rule, turn: ModelAnswer(half(turn.answer), "length"),
     ),
     "refusal": KnownFault("answer", "the model refuses to answer", "message", refusing),
     "filter": KnownFault(
         "answer",
         "a filter withholds the text",
         "",
-        lambda rule, call, answer, writer: ModelAnswer("", "content_filter"),
+        lambda rule, turn: ModelAnswer("", "content_filter"),
     ),
     "empty": KnownFault(
         "answer",
         "the text is empty",
         "",
-        lambda rule, call, answer, writer: ModelAnswer("", "stop"),
+        lambda rule, turn: ModelAnswer("", "stop"),
     ),
     "early_cut": KnownFault(
         "answer",
@@ -287,7 +283,7 @@ FAULTS: dict[str, KnownFault] = {
         "answer",
         "the answer ends with this `word`, or without one (null)",
         "word",
-        lambda rule, call, answer, writer: replace(answer, has_word=True, word=rule.value("word")),
+        lambda rule, turn: replace(turn.answer, has_word=True, word=rule.value("word")),
     ),
     "thinks": KnownFault(
         "answer",
@@ -300,7 +296,7 @@ FAULTS: dict[str, KnownFault] = {
         "answer",
         "a response has two messages that differ, both right",
         "",
-        lambda rule, call, answer, writer: writer.second_answer(call, answer),
+        lambda rule, turn: turn.writer.second_answer(turn.call, turn.answer),
     ),
     "unknown_tool": KnownFault(
         "answer",
@@ -336,7 +332,7 @@ FAULTS: dict[str, KnownFault] = {
         "sending",
         "an error ends the answer halfway; with `failed` a response ends as failed",
         "code message failed",
-        sent_error,
+        lambda rule, channel: channel.fail(error_of(rule), as_response=rule.value("failed")),
         status=500,
         code="server_error",
         failed=False,

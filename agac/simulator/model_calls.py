@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 from agac.simulator.api_errors import ApiError
+from agac.simulator.kinds import JsonObject
 from agac.simulator.tool_calls import AskedTool, OfferedTool
 
 plain_json = json.JSONEncoder(ensure_ascii=False).encode
@@ -49,7 +50,7 @@ def token_count(text: str) -> int:
     return -(-len(text) // 4)
 
 
-def read_object(body: bytes) -> dict[str, Any]:
+def read_object(body: bytes) -> JsonObject:
     """Reads a JSON object; raises ApiError."""
     try:
         data = json.loads(body)
@@ -113,15 +114,15 @@ class ModelCall:
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
-    extras: dict[str, Any] = field(default_factory=dict)
+    extras: JsonObject = field(default_factory=dict)
     """parameters that the reply says again"""
     offer: ToolOffer = ToolOffer()
     turns: tuple[tuple[AskedTool, ...], ...] = ()
     """the calls of each turn that asked for some"""
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: JsonObject = field(default_factory=dict)
     """the body"""
     cache: CacheUse = CacheUse()
-    hints: Mapping[str, Any] = field(default_factory=dict)
+    hints: JsonObject = field(default_factory=dict)
     """Dynamo's"""
 
     @property
@@ -198,7 +199,7 @@ class Conversation:
             raise ApiError(400, message, param=place)
 
 
-def model_call(data: dict[str, Any], seed: int, talk: Conversation) -> ModelCall:
+def model_call(data: JsonObject, seed: int, talk: Conversation) -> ModelCall:
     """Makes the call of a checked request; whether it is a stream is no part of its content."""
     stream = data.pop("stream", None) or False
     tokens = max(1, sum(token_count(text) for _, text in talk.messages))

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from agac.simulator import chat, replies
 from agac.simulator.api_errors import ApiError, missing
-from agac.simulator.kinds import COUNT, OBJECT, TEXT, TRUTH, ValueKind, between
+from agac.simulator.kinds import (
+    COUNT,
+    OBJECT,
+    TEXT,
+    TRUTH,
+    Headers,
+    JsonObject,
+    ValueKind,
+    anything,
+    between,
+    only,
+)
 from agac.simulator.model_calls import (
     AnswerForm,
     Conversation,
@@ -20,23 +31,14 @@ from agac.simulator.model_calls import (
     signature,
 )
 from agac.simulator.replies import AnswerMessage, Event, ModelAnswer
-from agac.simulator.schema_values import word_set
 from agac.simulator.tool_calls import AskedTool, HostedUse
 
-RESPONSES_PARAMETERS = word_set(
-    "model input instructions stream stream_options text max_output_tokens temperature top_p "
-    "reasoning service_tier store metadata user safety_identifier prompt_cache_key "
-    "prompt_cache_retention include truncation background parallel_tool_calls tool_choice tools "
-    "max_tool_calls top_logprobs previous_response_id conversation prompt"
-)
-RESPONSES_UNSUPPORTED: dict[str, Any] = {
-    "background": False,
-    "top_logprobs": 0,
-    "previous_response_id": None,
-    "conversation": None,
-    "prompt": None,
-}
-RESPONSES_KINDS: dict[str, ValueKind] = {
+RESPONSES_PARAMETERS: dict[str, ValueKind] = {
+    "background": only(False),
+    "top_logprobs": only(0),
+    "previous_response_id": only(),
+    "conversation": only(),
+    "prompt": only(),
     "temperature": between(0, 2),
     "top_p": between(0, 1),
     "max_output_tokens": COUNT,
@@ -49,6 +51,10 @@ RESPONSES_KINDS: dict[str, ValueKind] = {
     "metadata": OBJECT,
     "instructions": TEXT,
     "service_tier": TEXT,
+    **anything(
+        "model input user safety_identifier prompt_cache_key prompt_cache_retention include "
+        "truncation tool_choice tools max_tool_calls"
+    ),
 }
 HOSTED_ITEMS = ("web_search_call", "custom_tool_call")
 SEARCH_STEPS = ("in_progress", "searching", "completed")
@@ -59,14 +65,14 @@ PARTS = ("input_text", "output_text", "text")
 """Kinds of content that are text: nothing else is simulated."""
 
 
-def read_response(data: dict[str, Any], seed: int) -> ModelCall:
+def read_response(data: JsonObject, seed: int) -> ModelCall:
     """Reads a request for a response; raises ApiError as OpenAI would answer it."""
-    for name in sorted(set(data) - RESPONSES_PARAMETERS):
+    for name in sorted(data.keys() - RESPONSES_PARAMETERS.keys()):
         message = f"Unknown parameter: '{name}'."
         raise ApiError(400, message, code="unknown_parameter", param=name)
     if not isinstance(data.get("model"), str) or not data["model"]:
         raise missing("model")
-    chat.check_parameters(data, RESPONSES_UNSUPPORTED, RESPONSES_KINDS, code="invalid_type")
+    chat.check_parameters(data, RESPONSES_PARAMETERS, code="invalid_type")
     talk = read_input(data)
     data.pop("stream_options", None)
     form = read_text_format(data, talk)
@@ -81,7 +87,7 @@ def read_response(data: dict[str, Any], seed: int) -> ModelCall:
     )
 
 
-def read_input(data: Mapping[str, Any]) -> Conversation:
+def read_input(data: JsonObject) -> Conversation:
     talk = Conversation()
     if data.get("instructions"):
         talk.say("system", data["instructions"])
@@ -93,7 +99,7 @@ def read_input(data: Mapping[str, Any]) -> Conversation:
     return talk
 
 
-def read_text_format(data: Mapping[str, Any], talk: Conversation) -> AnswerForm:
+def read_text_format(data: JsonObject, talk: Conversation) -> AnswerForm:
     form = (data.get("text") or {}).get("format")
     read = chat.read_format(form, "text.format", talk.messages, needed=("name", "schema"))
     messages = talk.messages[1 if data.get("instructions") else 0 :]
@@ -146,7 +152,7 @@ class ItemReader:
             self.talk.say("assistant", "", self.calls)
             self.calls = []
 
-    def read_call(self, item: dict[str, Any], param: str) -> None:
+    def read_call(self, item: JsonObject, param: str) -> None:
         item_id = str(item.get("id"))
         thought = item_id.removeprefix(THOUGHT_OUT)[:32]
         if item_id.startswith(THOUGHT_OUT) and thought not in self.thoughts:
@@ -154,7 +160,7 @@ class ItemReader:
             raise ApiError(400, message, param=param)
         self.calls.append(chat.read_call(item, "call_id", "", param))
 
-    def read_thought(self, item: dict[str, Any], param: str) -> None:
+    def read_thought(self, item: JsonObject, param: str) -> None:
         item_id = str(item.get("id"))
         encrypted = item.get("encrypted_content")
         if encrypted is None and not self.stored:
@@ -169,7 +175,7 @@ class ItemReader:
         self.thoughts.add(item_id.removeprefix("rs_"))
 
 
-def read_socket_message(message: bytes, seed: int, headers: Mapping[str, str]) -> ModelCall:
+def read_socket_message(message: bytes, seed: int, headers: Headers) -> ModelCall:
     """Reads a message of a WebSocket: a `response.create`, always answered with events."""
     data = read_object(message)
     kind = data.pop("type", None)
@@ -179,7 +185,7 @@ def read_socket_message(message: bytes, seed: int, headers: Mapping[str, str]) -
     return replace(read_response(data, seed), stream=True)
 
 
-def response(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
+def response(call: ModelCall, answer: ModelAnswer) -> JsonObject:
     is_finished = answer.finish in ("stop", "tool_calls")
     if answer.has_word:
         is_finished = answer.word is None
@@ -193,8 +199,8 @@ def response(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     }
 
 
-def response_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
-    usage: dict[str, Any] = {
+def response_usage(call: ModelCall, answer: ModelAnswer) -> JsonObject:
+    usage: JsonObject = {
         "input_tokens": call.prompt_tokens,
         "input_tokens_details": {"cached_tokens": call.cache.read, "cache_write_tokens": 0},
         "output_tokens": answer.tokens,
@@ -209,10 +215,10 @@ def response_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     return usage
 
 
-def response_items(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]:
+def response_items(call: ModelCall, answer: ModelAnswer) -> list[JsonObject]:
     """Returns what a response holds: thoughts, uses of hosted tools, messages, calls."""
     digest = call.digest.hex()
-    items: list[dict[str, Any]] = []
+    items: list[JsonObject] = []
     effort = (call.extras.get("reasoning") or {}).get("effort")
     is_thinking = bool(call.offer.tools) and effort not in (None, "none")
     if is_thinking:
@@ -245,10 +251,8 @@ def response_items(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]
     return items
 
 
-def message_item(
-    message: AnswerMessage, citations: list[dict[str, Any]], item_id: str
-) -> dict[str, Any]:
-    part: dict[str, Any] = {"type": "refusal", "refusal": message.refusal}
+def message_item(message: AnswerMessage, citations: list[JsonObject], item_id: str) -> JsonObject:
+    part: JsonObject = {"type": "refusal", "refusal": message.refusal}
     if message.refusal is None:
         part = {
             "type": "output_text",
@@ -265,9 +269,9 @@ def message_item(
     }
 
 
-def hosted_item(call: ModelCall, use: HostedUse, item_id: str) -> dict[str, Any]:
+def hosted_item(call: ModelCall, use: HostedUse, item_id: str) -> JsonObject:
     """Returns the use of one of the provider's own tools."""
-    about: dict[str, Any] = {"id": item_id, "status": "completed"}
+    about: JsonObject = {"id": item_id, "status": "completed"}
     if use.kind == "x_search":
         return about | {
             "type": "custom_tool_call",
@@ -275,13 +279,13 @@ def hosted_item(call: ModelCall, use: HostedUse, item_id: str) -> dict[str, Any]
             "name": "x_keyword_search",
             "input": plain_json({"query": use.query}),
         }
-    action: dict[str, Any] = {"type": "search", "query": use.query}
+    action: JsonObject = {"type": "search", "query": use.query}
     if "web_search_call.action.sources" in (call.extras.get("include") or ()):
         action["sources"] = [{"type": "url", "url": page.url} for page in use.pages]
     return about | {"type": "web_search_call", "action": action}
 
 
-def response_frame(call: ModelCall, status: str) -> dict[str, Any]:
+def response_frame(call: ModelCall, status: str) -> JsonObject:
     """Returns what every response object has.
 
     `system_fingerprint` is not OpenAI's: it marks the simulator, as in chat.
@@ -345,7 +349,7 @@ def unnumbered_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
     yield {"type": f"response.{whole['status']}", "response": whole}
 
 
-def begun_item(done: dict[str, Any], *, has_steps: bool) -> dict[str, Any]:
+def begun_item(done: JsonObject, *, has_steps: bool) -> JsonObject:
     """Returns an item as it is before its steps."""
     begun = dict(done)
     if "status" in done:
@@ -356,7 +360,7 @@ def begun_item(done: dict[str, Any], *, has_steps: bool) -> dict[str, Any]:
     return begun
 
 
-def item_steps(item: dict[str, Any], where: dict[str, Any]) -> Iterator[Event]:
+def item_steps(item: JsonObject, where: JsonObject) -> Iterator[Event]:
     """Gives the events of an item between its beginning and its end."""
     if item["type"] == "function_call":
         name = "response.function_call_arguments"
@@ -371,7 +375,7 @@ def item_steps(item: dict[str, Any], where: dict[str, Any]) -> Iterator[Event]:
         yield from part_steps(item["content"][0], {**where, "content_index": 0})
 
 
-def part_steps(part: dict[str, Any], where: dict[str, Any]) -> Iterator[Event]:
+def part_steps(part: JsonObject, where: JsonObject) -> Iterator[Event]:
     """Gives the events of a text or of a refusal."""
     kind = f"response.{part['type']}"
     if part["type"] == "refusal":
@@ -392,7 +396,7 @@ def part_steps(part: dict[str, Any], where: dict[str, Any]) -> Iterator[Event]:
     yield {"type": "response.content_part.done", **where, "part": part}
 
 
-def failed_response(call: ModelCall, error: ApiError) -> dict[str, Any]:
+def failed_response(call: ModelCall, error: ApiError) -> JsonObject:
     about = {"code": error.code or "server_error", "message": error.message}
     return response_frame(call, "failed") | {"error": about}
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 from agac.simulator import chat, replies
 from agac.simulator.api_errors import ApiError, invalid, missing, unknown_model
-from agac.simulator.batch_state import DAY, Batch, BatchDialect, BatchOrder, BatchRequest
+from agac.simulator.batch_state import DAY, Batch, BatchOrder, BatchRequest
 from agac.simulator.batch_store import StoredFile
+from agac.simulator.kinds import Headers, JsonObject
 from agac.simulator.model_calls import encoded, read_object
 from agac.simulator.openai import read_response, response
 
@@ -31,96 +32,114 @@ MAX_INPUT_BYTES = 200_000_000
 MAX_REQUESTS = {"openai": 50_000, "azure": 100_000}
 
 
-class OpenAiBatches(BatchDialect):
-    """OpenAI's batches, and Azure's: good results and the others are in two files."""
+class OpenAiBatches:
+    """OpenAI's batches, and Azure's. Lines of results are bytes with their line end."""
 
     body_key = "body"
-    one_file = False
+    """the key of a request's body in its line"""
+    bad_results = "errors"
+    """where results go that are not good: to errors, a file of their own, or to the output"""
     foreign_line = (
         b'{"id":"batch_req_0","custom_id":"nobody-asked-this",'
         b'"response":{"status_code":200,"request_id":"req_0","body":{}},"error":null}\n'
     )
+    """the result line of a request that was never sent"""
     id_prefix = "batch_"
     page_parameter = "after"
+    """the parameter of a list that names the last batch of the page before"""
     max_page = 100
-    page_frame: ClassVar[Mapping[str, Any]] = {"object": "list"}
+    page_frame: ClassVar[JsonObject] = {"object": "list"}
+    """what a list has besides its page"""
     headers = replies.MARK
+    """headers of files and errors"""
 
-    def check_headers(self, headers: Mapping[str, str]) -> None:
-        """Takes all: OpenAI requires none."""
+    def check_headers(self, headers: Headers) -> None:
+        """Raises ApiError for a call without a header that is required: here none is."""
 
     def read_order(self, body: bytes) -> BatchOrder:
+        """Reads the body of a create; raises ApiError."""
         return read_order(read_object(body))
 
     def endpoint(self, batch: Batch) -> replies.BatchEndpoint:
+        """Returns how its requests are read, and their answers are written."""
         return ENDPOINTS[batch.endpoint]
 
-    def good_line(self, request: BatchRequest, body: Any, status: int = 200) -> bytes:
-        about = {"status_code": status, "request_id": f"req_{request.mark}", "body": body}
-        return result_line(request, about)
+    def good_line(self, request: BatchRequest, body: Any) -> bytes:
+        return answered_line(request, 200, body)
 
     def error_line(self, request: BatchRequest, error: ApiError) -> bytes:
-        return self.good_line(request, chat.error_object(error), error.status)
+        """Returns the line of a request that got an error with a status."""
+        return answered_line(request, error.status, chat.error_object(error))
 
     def failed_line(self, request: BatchRequest, code: str, message: str) -> bytes:
+        """Returns the line of a request that got no response."""
         return result_line(request, None, {"code": code, "message": message})
 
     def zero_line(self, request: BatchRequest) -> bytes:
+        """Returns the line of a request about which the result says nothing."""
         # OpenAI's batches have had such lines
         return result_line(request, {"status_code": 0, "request_id": "", "body": {}})
 
     def unfinished_line(self, request: BatchRequest, ended: str) -> bytes:
+        """Returns the line of a request that was not done when its batch ended."""
         message = "This request was cancelled before it was executed."
         if ended == "expired":
             message = "This request could not be executed before the completion window expired."
         return self.failed_line(request, f"batch_{ended}", message)
 
-    def batch_object(self, batch: Batch, now: float, address: str) -> dict[str, Any]:
+    def batch_object(self, batch: Batch, now: float, address: str) -> JsonObject:
+        """Returns a batch as its faults show it; `address` is where the simulator is served."""
         is_running = batch.validated and batch.ended != "failed"
+        unknown = (
+            "errors output_file_id error_file_id finalizing_at completed_at failed_at expired_at "
+            "cancelled_at usage"
+        )
         return {
+            **dict.fromkeys(unknown.split()),
             "id": batch.id,
             "object": "batch",
             "endpoint": batch.endpoint,
             "model": batch.model or None,
-            "errors": None,
             "input_file_id": batch.input_id,
             "completion_window": "24h",
             "status": batch.status(now),
-            "output_file_id": None,
-            "error_file_id": None,
             "created_at": int(batch.created_at),
             "in_progress_at": int(batch.created_at) if is_running else None,
             "expires_at": whole(batch.expires_at or batch.created_at + DAY),
-            "finalizing_at": None,
-            "completed_at": None,
-            "failed_at": None,
-            "expired_at": None,
-            "cancelled_at": None,
             "cancelling_at": whole(batch.cancel_at),
             "request_counts": request_counts(batch),
             "metadata": None if batch.fault("batch_no_metadata") else batch.metadata,
-            "usage": None,
-        } | ({} if batch.masked_status(now) else end_fields(batch))
+            **({} if batch.masked_status(now) else end_fields(batch)),
+        }
 
     def not_found(self, batch_id: str) -> ApiError:
         return ApiError(404, f"No batch found with id '{batch_id}'.", param="id")
 
     def not_listed(self, batch_id: str) -> ApiError:
+        """Returns the refusal of a page that begins after a batch that does not exist."""
         return ApiError(400, f"Invalid 'after': no such batch: {batch_id}", param="after")
 
     def not_open(self, batch: Batch) -> ApiError:
+        """Returns the refusal to cancel a batch that has ended."""
         return ApiError(400, f"Cannot cancel a batch with status '{batch.ended}'.")
 
-    def rejected(self, rule: Mapping[str, Any]) -> ApiError:
+    def rejected(self, rule: JsonObject) -> ApiError:
+        """Returns the refusal of a batch by the fault `batch_reject`."""
         message = rule.get("message") or "The batch was rejected."
         return ApiError(400, message, code=rule.get("code") or "invalid_request")
 
     def over_cap(self, model: str, max_tokens: int) -> ApiError:
+        """Returns the refusal of a batch for the tokens that wait in others."""
         message = (
             f"Enqueued token limit reached for {model}. Limit: {max_tokens:,} enqueued tokens. "
             "Please try again once some batches have completed."
         )
         return ApiError(429, message, code="token_limit_exceeded")
+
+
+def answered_line(request: BatchRequest, status: int, body: Any) -> bytes:
+    about = {"status_code": status, "request_id": f"req_{request.mark}", "body": body}
+    return result_line(request, about)
 
 
 def result_line(request: BatchRequest, answer: Any, error: Any = None) -> bytes:
@@ -133,9 +152,9 @@ def result_line(request: BatchRequest, answer: Any, error: Any = None) -> bytes:
     return encoded(line) + b"\n"
 
 
-def end_fields(batch: Batch) -> dict[str, Any]:
+def end_fields(batch: Batch) -> JsonObject:
     """Returns the fields of a batch that its end sets."""
-    fields: dict[str, Any] = {"output_file_id": batch.output_id, "error_file_id": batch.error_id}
+    fields: JsonObject = {"output_file_id": batch.output_id, "error_file_id": batch.error_id}
     if batch.errors:
         fields["errors"] = {"object": "list", "data": batch.errors}
     if batch.ended:
@@ -146,7 +165,7 @@ def end_fields(batch: Batch) -> dict[str, Any]:
     return fields
 
 
-def batch_usage(batch: Batch) -> dict[str, Any]:
+def batch_usage(batch: Batch) -> JsonObject:
     return {
         "input_tokens": batch.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0},
@@ -173,7 +192,7 @@ def whole(seconds: float | None) -> int | None:
     return None if seconds is None else int(seconds)
 
 
-def file_object(file: StoredFile) -> dict[str, Any]:
+def file_object(file: StoredFile) -> JsonObject:
     return {
         "object": "file",
         "id": file.id,
@@ -187,7 +206,7 @@ def file_object(file: StoredFile) -> dict[str, Any]:
     }
 
 
-def read_order(data: dict[str, Any]) -> BatchOrder:
+def read_order(data: JsonObject) -> BatchOrder:
     """Reads the body of a create; raises ApiError."""
     for name in CREATE_PARAMETERS[:3]:
         if not isinstance(data.get(name), str) or not data[name]:
@@ -224,7 +243,7 @@ def check_metadata(metadata: Any) -> None:
 
 def input_problem(
     code: str | None, message: str, line: int | None = None, param: str | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Returns one of a batch's `errors`."""
     return {"code": code, "line": line, "message": message, "param": param}
 
@@ -234,7 +253,7 @@ class CheckedInput:
 
     def __init__(self, path: Path, batch: Batch) -> None:
         self.endpoint = batch.endpoint
-        self.errors: list[dict[str, Any]] = []
+        self.errors: list[JsonObject] = []
         self.model = ""
         self.tokens = 0
         self.ids: set[int] = set()
@@ -263,7 +282,7 @@ class CheckedInput:
         if is_empty:
             self.errors = [input_problem("empty_file", "The batch input file is empty.")]
 
-    def _line_problems(self, number: int, raw: bytes) -> Iterator[dict[str, Any]]:
+    def _line_problems(self, number: int, raw: bytes) -> Iterator[JsonObject]:
         line = read_line(raw)
         if line is None:
             message = "This line is not parseable as valid JSON."
@@ -274,50 +293,51 @@ class CheckedInput:
                 message = f"Missing required parameter: '{name}'."
                 yield input_problem("missing_required_parameter", message, number, name)
                 return
-        yield from self._id_problems(number, line["custom_id"])
-        if line["method"] != "POST":
-            message = "Invalid 'method': expected 'POST'."
-            yield input_problem("invalid_method", message, number, "method")
-        if line["url"] != self.endpoint:
-            message = (
-                "The URL provided for this request does not match the batch endpoint "
-                f"{self.endpoint}."
-            )
-            yield input_problem("url_mismatch", message, number, "url")
-        yield from self._model_problems(number, line["body"])
+        yield from (
+            input_problem(code, message, number, param)
+            for param, code, message in self._value_problems(**line)
+        )
         self.tokens += len(raw) // 4
 
-    def _id_problems(self, number: int, custom_id: Any) -> Iterator[dict[str, Any]]:
+    def _value_problems(
+        self, custom_id: Any, method: Any, url: Any, body: Any, **others: Any
+    ) -> Iterator[tuple[str, str, str]]:
+        """Gives what is wrong with a line: the parameter, the code, and the message."""
         if not isinstance(custom_id, str) or len(custom_id) > MAX_ID_LENGTH:
             message = (
                 f"Invalid 'custom_id': expected a string of at most {MAX_ID_LENGTH} characters."
             )
-            yield input_problem("invalid_custom_id", message, number, "custom_id")
+            yield "custom_id", "invalid_custom_id", message
         elif hash(custom_id) in self.ids:
             message = (
                 f"The custom_id '{custom_id}' for this request is a duplicate of another request. "
                 "Every custom_id must be unique."
             )
-            yield input_problem("duplicate_custom_id", message, number, "custom_id")
+            yield "custom_id", "duplicate_custom_id", message
         else:
             self.ids.add(hash(custom_id))
-
-    def _model_problems(self, number: int, body: Any) -> Iterator[dict[str, Any]]:
+        if method != "POST":
+            yield "method", "invalid_method", "Invalid 'method': expected 'POST'."
+        if url != self.endpoint:
+            message = (
+                "The URL provided for this request does not match the batch endpoint "
+                f"{self.endpoint}."
+            )
+            yield "url", "url_mismatch", message
         model = body.get("model") if isinstance(body, dict) else None
         if not isinstance(model, str) or not model:
-            message = "Invalid 'body': expected an object with a 'model'."
-            yield input_problem("invalid_request", message, number, "body")
+            yield "body", "invalid_request", "Invalid 'body': expected an object with a 'model'."
         elif self.model and model != self.model:
             message = (
                 f"The model '{model}' does not match '{self.model}': "
                 "all requests of a batch ask the same model."
             )
-            yield input_problem("model_mismatch", message, number, "body.model")
+            yield "body.model", "model_mismatch", message
         else:
             self.model = model
 
 
-def read_line(raw: bytes) -> dict[str, Any] | None:
+def read_line(raw: bytes) -> JsonObject | None:
     """Returns the object in a line, None if there is none. A byte order mark is not JSON."""
     try:
         line = json.loads(raw.decode())

@@ -8,6 +8,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
+from agac.simulator.kinds import JsonObject
 from agac.simulator.model_calls import CacheUse, ModelCall, canonical
 
 CHARACTERS = 4  # of a token
@@ -26,7 +27,7 @@ The name of all that is before, its tokens, and the lifetime of an entry there, 
 """
 
 
-def prompt_parts(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def prompt_parts(data: JsonObject) -> Iterator[tuple[str, str]]:
     """Gives the texts of a prompt, each with the lifetime of the cache entry to end there."""
     for key in PROMPT_KEYS:
         value = data.get(key) or ()
@@ -48,7 +49,7 @@ def block_part(block: Any) -> tuple[str, str]:
     return f"{canonical(rest)}\n", lifetime
 
 
-def prompt_ends(data: Mapping[str, Any], block: int | None) -> tuple[int, PromptEnds]:
+def prompt_ends(data: JsonObject, block: int | None) -> tuple[int, PromptEnds]:
     """Returns how many tokens a prompt is, and its ends.
 
     They are after each `block` of tokens, or else (None) after its parts.

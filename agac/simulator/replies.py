@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal
 
 from agac.simulator.api_errors import ApiError
+from agac.simulator.kinds import Headers, JsonObject, Texts
 from agac.simulator.model_calls import (
     AnswerForm,
     ModelCall,
@@ -44,9 +45,9 @@ Event = Any
 """One event of a stream: a JSON object, or the text that ends a stream of chat completions."""
 
 
-def zeroed(counts: dict[str, Any]) -> dict[str, Any]:
+def zeroed(counts: JsonObject) -> JsonObject:
     """Returns the same counts with 0 for each number, nested ones included."""
-    zero: dict[str, Any] = {}
+    zero: JsonObject = {}
     for name, value in counts.items():
         if isinstance(value, dict):
             zero[name] = zeroed(value)
@@ -87,7 +88,7 @@ class ModelAnswer:
         """Returns the word that says why it ended, for which the API has a `usual` one."""
         return self.word if self.has_word else usual
 
-    def usage(self, counts: dict[str, Any]) -> dict[str, Any]:
+    def usage(self, counts: JsonObject) -> JsonObject:
         """Returns the counts of tokens as the API tells them."""
         return zeroed(counts) if self.counts_nothing else counts
 
@@ -111,16 +112,16 @@ class ModelAnswer:
 class ModelApi:
     """One API: how it reads requests, and writes answers and errors."""
 
-    read: Callable[[bytes, int, Mapping[str, str]], ModelCall]
+    read: Callable[[bytes, int, Headers], ModelCall]
     """reads a body with the seed and the headers; raises ApiError"""
-    reply: Callable[[ModelCall, ModelAnswer], dict[str, Any]]
+    reply: Callable[[ModelCall, ModelAnswer], JsonObject]
     events: Callable[[ModelCall, ModelAnswer], Iterator[Event]]
-    error: Callable[[ApiError], dict[str, Any]]
-    headers: Callable[[int, RateLimits], dict[str, str]]
+    error: Callable[[ApiError], JsonObject]
+    headers: Callable[[int, RateLimits], Texts]
     """makes those of the n-th reply"""
-    failed: Callable[[ModelCall, ApiError], dict[str, Any]] | None = None
+    failed: Callable[[ModelCall, ApiError], JsonObject] | None = None
     """writes a response that failed, where an API has those"""
-    stream_error: Callable[[ApiError], dict[str, Any]] | None = None
+    stream_error: Callable[[ApiError], JsonObject] | None = None
 
     def body(self, call: ModelCall, answer: ModelAnswer) -> bytes:
         return json.dumps(self.reply(call, answer)).encode()
@@ -144,7 +145,7 @@ class ModelApi:
 
 
 BatchEndpoint = tuple[
-    Callable[[dict[str, Any], int], ModelCall], Callable[[ModelCall, ModelAnswer], dict[str, Any]]
+    Callable[[JsonObject, int], ModelCall], Callable[[ModelCall, ModelAnswer], JsonObject]
 ]
 """An API of batches: how a body is read with the seed, how an answer is written."""
 

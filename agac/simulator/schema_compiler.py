@@ -17,6 +17,7 @@ from fractions import Fraction
 from functools import cached_property, reduce
 from typing import Any
 
+from agac.simulator.kinds import JsonObject
 from agac.simulator.schema_keywords import (
     TYPES,
     SchemaError,
@@ -125,7 +126,7 @@ class BooleanShape(ValueShape):
 
 
 class NumberShape(ValueShape):
-    def __init__(self, schema: dict[str, Any], *, whole: bool) -> None:
+    def __init__(self, schema: JsonObject, *, whole: bool) -> None:
         def number(keyword: str) -> Fraction | None:
             return Fraction(repr(schema[keyword])) if keyword in schema else None
 
@@ -337,7 +338,7 @@ class SchemaCompiler:
         """Returns the shape of a schema; texts for one that says nothing."""
         return self.shape({"type": "string"} if schema in (True, {}) else schema, depth)
 
-    def expand(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
+    def expand(self, schema: JsonObject, depth: int) -> JsonObject:
         """Returns the schema with `allOf`, and a reference that has company, merged into it."""
         if depth > MAX_DEPTH:
             raise SchemaError("its allOf and $ref lead back to themselves")
@@ -354,14 +355,14 @@ class SchemaCompiler:
         merged = reduce(merge, [self.inline(part, depth + 1) for part in parts], rest)
         return self.expand(merged, depth + 1)
 
-    def inline(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
+    def inline(self, schema: JsonObject, depth: int) -> JsonObject:
         """Returns the schema with a lone reference replaced by what it refers to."""
         schema = self.expand(schema, depth)
         if "$ref" not in schema:
             return schema
         return self.inline(telling(resolve(self.document, schema["$ref"])), depth + 1)
 
-    def compile(self, schema: dict[str, Any], depth: int) -> ValueShape:
+    def compile(self, schema: JsonObject, depth: int) -> ValueShape:
         """Compiles a schema without annotations and `allOf`."""
         if "$ref" in schema:
             return ReferenceShape(self.shape(resolve(self.document, schema["$ref"]), depth))
@@ -375,7 +376,7 @@ class SchemaCompiler:
             return self.alternatives(({**schema, "type": name} for name in types), depth)
         return self.compile_type(types[0], schema, depth)
 
-    def compile_type(self, name: str, schema: dict[str, Any], depth: int) -> ValueShape:
+    def compile_type(self, name: str, schema: JsonObject, depth: int) -> ValueShape:
         match name:
             case "object":
                 return self.compile_object(schema, depth)
@@ -392,7 +393,7 @@ class SchemaCompiler:
     def alternatives(self, schemas: Iterable[Any], depth: int) -> ValueShape:
         return AlternativesShape([self.shape(schema, depth) for schema in schemas])
 
-    def branches(self, schema: dict[str, Any], keyword: str, depth: int) -> ValueShape:
+    def branches(self, schema: JsonObject, keyword: str, depth: int) -> ValueShape:
         """Compiles `anyOf` or `oneOf`; what is next to it holds in every branch."""
         rest = {key: value for key, value in schema.items() if key != keyword}
         if not rest:
@@ -400,7 +401,7 @@ class SchemaCompiler:
         self.unsure = True
         return self.alternatives((merge(rest, branch) for branch in schema[keyword]), depth)
 
-    def fixed_values(self, schema: dict[str, Any]) -> Sequence[Any]:
+    def fixed_values(self, schema: JsonObject) -> Sequence[Any]:
         """Returns the values of `const` or `enum` that the other keywords allow."""
         values = [schema["const"]] if "const" in schema else schema["enum"]
         others = {key: value for key, value in schema.items() if key != "const"}
@@ -414,7 +415,7 @@ class SchemaCompiler:
         types = [TYPES[name] for name in read_types(others)]
         return [value for value in values if any(is_type(value) for is_type in types)]
 
-    def compile_object(self, schema: dict[str, Any], depth: int) -> ValueShape:
+    def compile_object(self, schema: JsonObject, depth: int) -> ValueShape:
         named = {
             name: self.shape(part, depth) for name, part in schema.get("properties", {}).items()
         }
@@ -428,7 +429,7 @@ class SchemaCompiler:
             is_map=further not in (True, {}) and not named,
         )
 
-    def compile_list(self, schema: dict[str, Any], depth: int) -> ValueShape:
+    def compile_list(self, schema: JsonObject, depth: int) -> ValueShape:
         first = schema.get("prefixItems", [])
         further = schema.get("items", True)
         if isinstance(further, list):  # what `prefixItems` was before
@@ -442,7 +443,7 @@ class SchemaCompiler:
             is_unique=bool(schema.get("uniqueItems", False)),
         )
 
-    def compile_text(self, schema: dict[str, Any]) -> ValueShape:
+    def compile_text(self, schema: JsonObject) -> ValueShape:
         """Compiles a text: by its pattern or its format, or of the prompt's words."""
         min_length = int(schema.get("minLength", 0))
         max_length = schema.get("maxLength", math.inf)

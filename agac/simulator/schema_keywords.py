@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from agac.simulator.kinds import ValueKind
+from agac.simulator.kinds import JsonObject, ValueKind
 from agac.simulator.schema_values import word_set
 
 MAX_COMBINATIONS = 100
@@ -66,7 +66,7 @@ def join_types(one: Any, other: Any) -> list[str]:
     return both
 
 
-def join_properties(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def join_properties(one: JsonObject, other: JsonObject) -> JsonObject:
     """Returns the properties of both; what both name must satisfy both."""
     joined = {**one, **other}
     for key in one.keys() & other.keys():
@@ -75,7 +75,7 @@ def join_properties(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any
     return joined
 
 
-def join_schemas(one: Any, other: Any) -> dict[str, Any]:
+def join_schemas(one: Any, other: Any) -> JsonObject:
     return {"allOf": [one, other]}
 
 
@@ -162,7 +162,7 @@ ANNOTATIONS = word_set(
 """Keywords that say nothing about it. (`nullable` allows null, and need not be used.)"""
 
 
-def telling(schema: Any) -> dict[str, Any]:
+def telling(schema: Any) -> JsonObject:
     """Returns a schema without its annotations; raises SchemaError for a wrong one.
 
     True is a schema that says nothing, false one that nothing satisfies.
@@ -184,7 +184,7 @@ def is_sure(names: Iterable[str]) -> bool:
     return all(name in KEYWORDS and KEYWORDS[name].is_sure for name in names)
 
 
-def read_types(schema: dict[str, Any]) -> list[str]:
+def read_types(schema: JsonObject) -> list[str]:
     """Returns the types a schema allows; without any, the one that its keywords fit, else text."""
     if "type" in schema:
         return listed(schema["type"])
@@ -193,7 +193,7 @@ def read_types(schema: dict[str, Any]) -> list[str]:
     return [next(likely, "string")]
 
 
-def merge(one: Any, other: Any) -> dict[str, Any]:
+def merge(one: Any, other: Any) -> JsonObject:
     """Returns a schema that holds where both do, as nearly as keywords allow.
 
     Its values are validated before use.
@@ -212,7 +212,7 @@ def merge(one: Any, other: Any) -> dict[str, Any]:
     return merged
 
 
-def drop_forbidden(merged: dict[str, Any], part: dict[str, Any]) -> None:
+def drop_forbidden(merged: JsonObject, part: JsonObject) -> None:
     """Drops the optional properties that a part does not know and forbids."""
     properties = merged.get("properties")
     if part.get("additionalProperties") is False and isinstance(properties, dict):

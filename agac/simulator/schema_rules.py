@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+from agac.simulator.kinds import JsonObject
 from agac.simulator.schema_keywords import listed
 
 NUMBER_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -82,7 +83,7 @@ def strict_problem(schema: Any) -> str | None:
     return None
 
 
-def optional_property(node: dict[str, Any]) -> str | None:
+def optional_property(node: JsonObject) -> str | None:
     """Returns the first property that is not required."""
     properties = node.get("properties")
     required = node.get("required")
@@ -113,7 +114,7 @@ def schema_problem(text: str) -> str | None:
     return None
 
 
-def node_problems(node: dict[str, Any]) -> Iterator[str]:
+def node_problems(node: JsonObject) -> Iterator[str]:
     kinds = listed(node.get("type"))
     if "object" in kinds and node.get("additionalProperties") is not False:
         yield "For 'object' type, 'additionalProperties' must be explicitly set to false"
@@ -142,13 +143,13 @@ def schema_with_described_bounds(text: str) -> Any:
     return schema
 
 
-def described_bounds(description: Any) -> dict[str, Any]:
+def described_bounds(description: Any) -> JsonObject:
     """Returns the bounds at the end of a description; none if it ends in something else."""
     if not isinstance(description, str):
         return {}
     end = DESCRIBED_BOUNDS.search(description)
     rest = end[0][1:] if end else ""
-    bounds: dict[str, Any] = {}
+    bounds: JsonObject = {}
     while name := BOUND.match(rest):
         try:
             bounds[name[1]], length = json.JSONDecoder().raw_decode(rest, name.end())

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from agac.core.arguments import typed
+from agac.simulator.kinds import Texts
 from agac.simulator.settings import Settings, SimulatorError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ async def embedded_simulator(settings: Settings | None = None, key: str = "") ->
             await asyncio.shield(stop_process(process))
 
 
-def child_environment(key: str) -> dict[str, str]:
+def child_environment(key: str) -> Texts:
     environ = dict(os.environ)
     root = Path(__file__).parents[2]
     if "site-packages" not in root.parts:  # so that this package is found where it is not installed

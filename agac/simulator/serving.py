@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agac.simulator.chat import chat_completion
+from agac.simulator.kinds import JsonObject
 from agac.simulator.model_calls import CacheUse, ModelCall
 from agac.simulator.prompt_cache import PromptCache, PromptEnds, prompt_ends
 from agac.simulator.replies import ModelAnswer
@@ -368,14 +369,14 @@ class ModelServer:
         block = self.engine.block if self.engine else HOSTED_BLOCK
         request.prompt_tokens, ends = prompt_ends(call.data, block)
         hints = call.hints
-        request.priority = float(hints.get("priority", hints.get("latency_sensitivity", 0)))
+        request.priority = float(hints.get("priority") or hints.get("latency_sensitivity") or 0)
         if self.engine is not None:
             request.blocks = block_names(ends)
             if hints.get("speculative_prefill"):
                 request.then = next_turn(call, answer, block)
         return ends
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """Returns the log, in the order in which requests came in; times are epoch seconds."""
         offset = time.time() - asyncio.get_running_loop().time()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from agac.simulator.kinds import is_number
+from agac.simulator.kinds import JsonObject, Texts, is_number
 
 
 class SimulatorError(Exception):
@@ -276,7 +276,7 @@ class RateLimits:
             reset = (bucket.size - bucket.level) * 60 / bucket.per_minute
             yield bucket.unit, bucket.per_minute, bucket.remaining, reset
 
-    def headers(self, now: float) -> dict[str, str]:
+    def headers(self, now: float) -> Texts:
         """Returns OpenAI's headers about limits; empty when there are none."""
         headers = {}
         for unit, limit, remaining, reset in self.levels(now):
@@ -286,7 +286,7 @@ class RateLimits:
         return headers
 
 
-def read_limits(limits: dict[str, Any]) -> RateLimits:
+def read_limits(limits: JsonObject) -> RateLimits:
     """Makes limits of an object such as `{"rpm": 600}`, `{}` for none.
 
     Raises SimulatorError with all that is wrong.

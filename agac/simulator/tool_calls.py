@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from agac.simulator.kinds import JsonObject
+
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
@@ -65,7 +67,7 @@ class ScriptRule:
     """the turn of the conversation that it is about, from 1; None: all"""
     reply: Any = None
     """a text is sent as it is, everything else as JSON"""
-    calls: Sequence[dict[str, Any]] = ()
+    calls: Sequence[JsonObject] = ()
     """calls to ask for, with name and arguments"""
 
     def applies(self, messages: Sequence[tuple[str, str]]) -> bool:
