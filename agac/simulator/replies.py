@@ -25,9 +25,8 @@ from agac.simulator.model_calls import (
     token_count,
 )
 from agac.simulator.schema_compiler import SchemaCompiler
-from agac.simulator.schema_keywords import SchemaError
 from agac.simulator.schema_rules import strict_problem
-from agac.simulator.schema_values import Draft, NoMatch
+from agac.simulator.schema_values import Draft, NoMatch, SchemaError
 from agac.simulator.settings import RateLimits
 from agac.simulator.tool_calls import AskedTool, HostedUse, OfferedTool, ScriptRule, asked_turns
 

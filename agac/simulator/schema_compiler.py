@@ -7,20 +7,16 @@ themselves (`unsure`), each value is checked with jsonschema before it is used.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import Any
 
 from agac.simulator.kinds import JsonObject
 from agac.simulator.schema_keywords import (
     TYPES,
-    SchemaError,
     is_sure,
     merge,
     read_types,
@@ -28,7 +24,14 @@ from agac.simulator.schema_keywords import (
     telling,
     validity,
 )
-from agac.simulator.schema_values import FORMATS, Draft, NumberRange, matching_text, text_of
+from agac.simulator.schema_values import (
+    FORMATS,
+    Draft,
+    NumberRange,
+    SchemaError,
+    TextPattern,
+    text_of,
+)
 
 ENDLESS = math.inf  # the height of a shape that has no finite value
 FLAT = 4  # below this depth only what must be is written
@@ -106,85 +109,25 @@ class AlternativesShape(ValueShape):
         return draft.one_of(possible).write(draft, depth, name)
 
 
-class FixedShape(ValueShape):
-    """One of some values."""
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        self.values = values
-        self.is_null = values == [None]
-
-    def measure(self) -> float:
-        return 0 if self.values else ENDLESS
-
-    def draw(self, draft: Draft, depth: int, name: str) -> Any:
-        return draft.choose(self.values)
-
-
-class BooleanShape(ValueShape):
-    def draw(self, draft: Draft, depth: int, name: str) -> Any:
-        return draft.random.random() < 0.5
-
-
-class NumberShape(ValueShape):
-    def __init__(self, schema: JsonObject, *, whole: bool) -> None:
-        def number(keyword: str) -> Fraction | None:
-            return Fraction(repr(schema[keyword])) if keyword in schema else None
-
-        self.numbers = NumberRange(
-            number("minimum"),
-            number("exclusiveMinimum"),
-            number("maximum"),
-            number("exclusiveMaximum"),
-            step=number("multipleOf"),
-            whole=whole,
-        )
-
-    def measure(self) -> float:
-        return ENDLESS if self.numbers.is_empty else 0
-
-    def draw(self, draft: Draft, depth: int, name: str) -> Any:
-        return self.numbers.draw(draft, name)
-
-
 @dataclass
-class TextShape(ValueShape):
-    """A text of the prompt's words."""
+class LeafShape(ValueShape):
+    """A value with no others in it."""
 
-    min_length: int
-    max_length: float
+    make: Callable[[Draft, str], Any]
+    """makes it for a property"""
+    is_possible: bool = True
+    is_null: bool = False
 
     def measure(self) -> float:
-        return 0 if self.min_length <= self.max_length else ENDLESS
+        return 0 if self.is_possible else ENDLESS
 
     def draw(self, draft: Draft, depth: int, name: str) -> Any:
-        return text_of(draft, name, self.min_length, self.max_length)
+        return self.make(draft, name)
 
 
-class PatternShape(TextShape):
-    """A text that a pattern is found in."""
-
-    def __init__(self, pattern: str, min_length: int, max_length: float) -> None:
-        super().__init__(min_length, max_length)
-        parser: Any = importlib.import_module("re._parser")  # the tree is nowhere public
-        try:
-            self.compiled = re.compile(pattern)
-            self.tree = parser.parse(pattern)
-        except (re.error, OverflowError, RecursionError) as error:
-            problem = f"pattern {pattern!r} is no regular expression: {error}"
-            raise SchemaError(problem) from error
-
-    def draw(self, draft: Draft, depth: int, name: str) -> Any:
-        return matching_text(self.compiled, self.tree, draft, self.min_length, self.max_length)
-
-
-@dataclass
-class FormatShape(ValueShape):
-    """A text in a format such as a date."""
-
-    make: Callable[[Draft], str]
-
-    def draw(self, draft: Draft, depth: int, name: str) -> Any:
-        return self.make(draft)
+def fixed(values: Sequence[Any]) -> LeafShape:
+    """Returns the shape of one of some values."""
+    return LeafShape(lambda draft, _: draft.choose(values), bool(values), values == [None])
 
 
 @dataclass
@@ -370,7 +313,7 @@ class SchemaCompiler:
             if keyword in schema:
                 return self.branches(schema, keyword, depth)
         if "const" in schema or "enum" in schema:
-            return FixedShape(self.fixed_values(schema))
+            return fixed(self.fixed_values(schema))
         types = read_types(schema)
         if len(types) != 1:
             return self.alternatives(({**schema, "type": name} for name in types), depth)
@@ -385,10 +328,11 @@ class SchemaCompiler:
             case "string":
                 return self.compile_text(schema)
             case "boolean":
-                return BooleanShape()
+                return LeafShape(lambda draft, _: draft.random.random() < 0.5)
             case "null":
-                return FixedShape([None])
-        return NumberShape(schema, whole=name == "integer")
+                return fixed([None])
+        numbers = NumberRange(schema, whole=name == "integer")
+        return LeafShape(numbers.draw, not numbers.is_empty)
 
     def alternatives(self, schemas: Iterable[Any], depth: int) -> ValueShape:
         return AlternativesShape([self.shape(schema, depth) for schema in schemas])
@@ -447,12 +391,14 @@ class SchemaCompiler:
         """Compiles a text: by its pattern or its format, or of the prompt's words."""
         min_length = int(schema.get("minLength", 0))
         max_length = schema.get("maxLength", math.inf)
-        pattern = schema.get("pattern")
         form = schema.get("format")
-        if pattern is not None:
+        make: Callable[[Draft, str], str]
+        make = partial(text_of, min_length=min_length, max_length=max_length)
+        if "pattern" in schema:
             self.unsure = self.unsure or form is not None
-            return PatternShape(pattern, min_length, max_length)
-        if isinstance(form, str) and form in FORMATS:
+            pattern = TextPattern(schema["pattern"])
+            make = partial(pattern.text, min_length=min_length, max_length=max_length)
+        elif isinstance(form, str) and form in FORMATS:
             self.unsure = self.unsure or min_length > 0 or max_length < math.inf
-            return FormatShape(FORMATS[form])
-        return TextShape(min_length, max_length)
+            return LeafShape(lambda draft, _: FORMATS[form](draft))
+        return LeafShape(make, min_length <= max_length)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from agac.simulator.kinds import JsonObject, ValueKind
-from agac.simulator.schema_values import word_set
+from agac.simulator.kinds import (
+    LIST,
+    OBJECT,
+    TEXT,
+    Fits,
+    JsonObject,
+    ValueKind,
+    is_a,
+    is_number,
+    within,
+)
+from agac.simulator.schema_values import SchemaError, word_set
 
 MAX_COMBINATIONS = 100
-
-
-class SchemaError(ValueError):
-    """A schema that no reply can be made for: wrong in itself, or beyond the simulator."""
 
 
 def listed(value: Any) -> list[Any]:
@@ -24,27 +29,15 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-TYPES: dict[str, Callable[[Any], bool]] = {
-    "object": lambda value: isinstance(value, dict),
-    "array": lambda value: isinstance(value, list),
-    "string": lambda value: isinstance(value, str),
-    "number": is_number,
-    "integer": lambda value: is_number(value) and value == int(value),
-    "boolean": lambda value: isinstance(value, bool),
+TYPES: dict[str, Fits] = {
+    "object": is_a(dict),
+    "array": is_a(list),
+    "string": is_a(str),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "integer": lambda value: TYPES["number"](value) and value == int(value),
+    "boolean": is_a(bool),
     "null": lambda value: value is None,
 }
-
-
-def is_finite(value: Any) -> bool:
-    return is_number(value) and math.isfinite(value)
-
-
-def is_count(value: Any) -> bool:
-    return TYPES["integer"](value) and value >= 0
 
 
 def is_names(value: Any) -> bool:
@@ -115,22 +108,26 @@ class Keyword:
     """false if every value must be validated before it is used"""
 
 
-COUNT = ValueKind(is_count, "a whole number of 0 or more")
-NUMBER = ValueKind(is_finite, "a number")
+COUNT = ValueKind(
+    lambda value: within(0)(value) and value == int(value), "a whole number of 0 or more"
+)
+NUMBER = ValueKind(is_number, "a number")
 BRANCHES = ValueKind(
     lambda value: isinstance(value, list) and value != [], "a list with something in it"
 )
-LIST = ValueKind(TYPES["array"], "a list")
 
 KEYWORDS: dict[str, Keyword] = {
     "$ref": Keyword(),
-    "type": Keyword(join=join_types, kind=ValueKind(is_types, f"of {', '.join(TYPES)}")),
+    "type": Keyword(
+        join=join_types,
+        kind=ValueKind(is_types, f"of {', '.join(TYPES)}"),
+    ),
     "enum": Keyword(join=join_values, kind=LIST),
     "const": Keyword(),
     "anyOf": Keyword(join=join_branches, kind=BRANCHES),
     "oneOf": Keyword(join=join_branches, kind=BRANCHES, is_sure=False),
     "allOf": Keyword(join=join_lists, kind=BRANCHES, is_sure=False),
-    "properties": Keyword("object", join_properties, ValueKind(TYPES["object"], "an object")),
+    "properties": Keyword("object", join_properties, OBJECT),
     "required": Keyword("object", join_names, ValueKind(is_names, "a list of property names")),
     "additionalProperties": Keyword("object", join_additional),
     "minProperties": Keyword("object", max, COUNT),
@@ -143,14 +140,14 @@ KEYWORDS: dict[str, Keyword] = {
     "contains": Keyword("array", is_sure=False),
     "minLength": Keyword("string", max, COUNT),
     "maxLength": Keyword("string", min, COUNT),
-    "pattern": Keyword("string", None, ValueKind(TYPES["string"], "a string")),
+    "pattern": Keyword("string", None, TEXT),
     "format": Keyword("string"),
     "minimum": Keyword("number", max, NUMBER),
     "maximum": Keyword("number", min, NUMBER),
     "exclusiveMinimum": Keyword("number", max, NUMBER),
     "exclusiveMaximum": Keyword("number", min, NUMBER),
     "multipleOf": Keyword(
-        "number", None, ValueKind(lambda value: is_finite(value) and value > 0, "more than 0")
+        "number", None, ValueKind(lambda value: is_number(value) and value > 0, "more than 0")
     ),
 }
 """The keywords that say which values are right. Others make every value be validated."""

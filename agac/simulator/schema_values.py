@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 import string
@@ -12,6 +13,12 @@ from functools import cached_property
 from random import Random
 from typing import Any
 from uuid import UUID
+
+from agac.simulator.kinds import JsonObject
+
+
+class SchemaError(ValueError):
+    """A schema that no reply can be made for: wrong in itself, or beyond the simulator."""
 
 
 def word_set(text: str) -> frozenset[str]:
@@ -111,29 +118,24 @@ SPAN = 100  # how far from its only bound a number is taken
 MULTIPLE_TRIES = 200
 
 
+NUMERIC = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
+
+
 class NumberRange:
     """The numbers within bounds, that are multiples of a step, if there is one."""
 
-    def __init__(
-        self,
-        minimum: Fraction | None,
-        exclusive_minimum: Fraction | None,
-        maximum: Fraction | None,
-        exclusive_maximum: Fraction | None,
-        *,
-        step: Fraction | None,
-        whole: bool,
-    ) -> None:
-        lows = [bound for bound in (minimum, exclusive_minimum) if bound is not None]
-        highs = [bound for bound in (maximum, exclusive_maximum) if bound is not None]
+    def __init__(self, schema: JsonObject, *, whole: bool) -> None:
+        bounds = {key: Fraction(repr(schema[key])) for key in NUMERIC if key in schema}
+        lows = [bounds[key] for key in NUMERIC[:2] if key in bounds]
+        highs = [bounds[key] for key in NUMERIC[2:4] if key in bounds]
         self.low = max(lows, default=None)
         self.high = min(highs, default=None)
-        self.excludes_low = bool(lows) and self.low == exclusive_minimum
-        self.excludes_high = bool(highs) and self.high == exclusive_maximum
-        self.grid = step
+        self.excludes_low = bool(lows) and self.low == bounds.get("exclusiveMinimum")
+        self.excludes_high = bool(highs) and self.high == bounds.get("exclusiveMaximum")
+        self.grid = bounds.get("multipleOf")
         """the step, where there is one; integers have one"""
         if whole:
-            self.grid = Fraction(1 if step is None else step.numerator)
+            self.grid = Fraction(1 if self.grid is None else self.grid.numerator)
         self.start, self.end = self._ends()
 
     def _ends(self) -> tuple[Fraction, Fraction]:
@@ -266,20 +268,29 @@ class NoMatch(ValueError):
     """No text was found that the pattern and the lengths both allow."""
 
 
-def matching_text(
-    compiled: re.Pattern[str], tree: Any, draft: Draft, min_length: int, max_length: float
-) -> str:
-    """Returns a text that the pattern is found in, within the lengths; raises NoMatch."""
-    for attempt in range(PATTERN_TRIES):
-        more_repeats = MORE_REPEATS + attempt * max(1, min_length // 8)
-        text = pattern_text(tree, draft, more_repeats, {})
-        padded = text + "x" * (min_length - len(text))
-        if compiled.search(padded):
-            text = padded
-        if min_length <= len(text) <= max_length and compiled.search(text):
-            return text
-    lengths = f"{min_length} to {max_length} characters"
-    raise NoMatch(f"no text found for pattern {compiled.pattern!r} of {lengths}")
+class TextPattern:
+    """The texts that a regular expression is found in."""
+
+    def __init__(self, pattern: str) -> None:
+        parser: Any = importlib.import_module("re._parser")  # the tree is nowhere public
+        try:
+            self.compiled = re.compile(pattern)
+            self.tree = parser.parse(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            problem = f"pattern {pattern!r} is no regular expression: {error}"
+            raise SchemaError(problem) from error
+
+    def text(self, draft: Draft, name: str, min_length: int, max_length: float) -> str:
+        """Returns a text of a length that the pattern is found in; raises NoMatch."""
+        for attempt in range(PATTERN_TRIES):
+            more_repeats = MORE_REPEATS + attempt * max(1, min_length // 8)
+            text = pattern_text(self.tree, draft, more_repeats, {})
+            padded = text + "x" * (min_length - len(text))
+            if self.compiled.search(padded):
+                text = padded
+            if min_length <= len(text) <= max_length and self.compiled.search(text):
+                return text
+        raise NoMatch
 
 
 def pattern_text(
