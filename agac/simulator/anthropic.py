@@ -28,6 +28,7 @@ from agac.simulator.kinds import (
     Texts,
     ValueKind,
     anything,
+    as_object,
     between,
     only,
     wrong_parameters,
@@ -41,7 +42,6 @@ from agac.simulator.model_calls import (
     model_call,
     plain_json,
     prompted_form,
-    read_object,
     signature,
 )
 from agac.simulator.prompt_cache import LIFETIMES
@@ -175,12 +175,6 @@ def moment(seconds: float | None, timespec: str = "microseconds") -> str | None:
     return text.replace("+00:00", "Z")
 
 
-def read_body(body: bytes, seed: int, headers: Headers) -> ModelCall:
-    """Reads a request; raises ApiError as Anthropic would answer it."""
-    check_version(headers)
-    return read_message_request(read_object(body), seed)
-
-
 def check_version(headers: Headers) -> None:
     """Raises ApiError for a request without the header that says the API's version."""
     if not headers.get("anthropic-version"):
@@ -229,7 +223,7 @@ class MessageReader:
         return self.talk
 
     def read_message(self, message: Any, place: str) -> None:
-        role = message.get("role") if isinstance(message, dict) else None
+        role = as_object(message).get("role")
         if role not in BLOCKS:
             raise bad(f"{place}.role", "Input should be 'user' or 'assistant'")
         blocks = read_blocks(message.get("content"), f"{place}.content", BLOCKS[role])
@@ -307,7 +301,7 @@ def read_tool(tool: Any, place: str) -> OfferedTool:
 
 
 def check_tool_schema(schema: Any, place: str, *, strict: bool) -> None:
-    if not isinstance(schema, dict) or schema.get("type") != "object":
+    if as_object(schema).get("type") != "object":
         raise bad(place, "Input should be a schema with the type 'object'")
     problem = schema_problem(canonical(schema)) if strict else None
     if problem is not None:
@@ -358,7 +352,7 @@ def read_output_format(data: JsonObject) -> AnswerForm | None:
     form = config.get("format")
     if form is None:
         return None
-    if not isinstance(form, dict) or form.get("type") != "json_schema":
+    if as_object(form).get("type") != "json_schema":
         raise bad("output_config.format.type", "Input should be 'json_schema'")
     if set(form) != {"type", "schema"} or not isinstance(form["schema"], dict):
         problem = "Input should be an object with 'type' and 'schema' and nothing else"
@@ -590,7 +584,8 @@ def block_steps(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
 
 
 MESSAGES = ModelApi(
-    read=read_body,
+    read_data=read_message_request,
+    check_headers=check_version,
     reply=message_object,
     events=message_events,
     error=message_error,

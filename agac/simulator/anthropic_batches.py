@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from agac.simulator import replies
 from agac.simulator.anthropic import (
     ERROR_TYPES,
+    MESSAGES,
     bad,
     check_version,
     message_error,
-    message_object,
     moment,
     read_message_request,
 )
@@ -35,9 +36,19 @@ STATUSES = {
 """Anthropic's words for OpenAI's statuses."""
 
 
+def read_batched_request(params: JsonObject, seed: int) -> ModelCall:
+    """Reads a request, in the service tier of batches."""
+    call = read_message_request(params, seed)
+    call.extras["service_tier"] = "batch"
+    return call
+
+
 class MessageBatches(OpenAiBatches):
     """Anthropic's batches: all results are in one file."""
 
+    apis: ClassVar[dict[str, replies.ModelApi]] = {
+        "/v1/messages": replace(MESSAGES, read_data=read_batched_request)
+    }
     body_key = "params"
     bad_results = "output"
     foreign_line = b'{"custom_id":"nobody-asked-this","result":{"type":"expired"}}\n'
@@ -52,9 +63,6 @@ class MessageBatches(OpenAiBatches):
 
     def read_order(self, body: bytes) -> BatchOrder:
         return BatchOrder("/v1/messages", requests=split_requests(body))
-
-    def endpoint(self, batch: Batch) -> replies.BatchEndpoint:
-        return read_batched_request, message_object
 
     def good_line(self, request: BatchRequest, body: Any) -> bytes:
         return result_line(request, {"type": "succeeded", "message": body})
@@ -106,13 +114,6 @@ class MessageBatches(OpenAiBatches):
     def over_cap(self, model: str, max_tokens: int) -> ApiError:
         message = "Too many batch requests wait to be processed."
         return ApiError(429, message, code="rate_limit_exceeded")
-
-
-def read_batched_request(params: JsonObject, seed: int) -> ModelCall:
-    """Reads a request, in the service tier of batches."""
-    call = read_message_request(params, seed)
-    call.extras["service_tier"] = "batch"
-    return call
 
 
 def result_line(request: BatchRequest, result: JsonObject) -> bytes:

@@ -29,7 +29,7 @@ from agac.simulator.kinds import JsonObject
 from agac.simulator.model_calls import ModelCall, encoded
 from agac.simulator.openai_batches import CheckedInput, OpenAiBatches, input_problem
 from agac.simulator.prompt_cache import PromptCache, prompt_ends
-from agac.simulator.replies import AnswerWriter, BatchEndpoint
+from agac.simulator.replies import AnswerWriter, ModelApi
 
 DIALECTS: dict[str, OpenAiBatches] = {
     "openai": OpenAiBatches(),
@@ -114,7 +114,7 @@ class AnsweredChunk:
 
     batch: Batch
     dialect: OpenAiBatches
-    endpoint: BatchEndpoint
+    api: ModelApi
     line_rules: list[FaultRule]
     lines: dict[str, list[bytes]] = field(default_factory=lambda: {"output": [], "errors": []})
     digests: list[bytes] = field(default_factory=list)
@@ -228,7 +228,7 @@ class BatchWorker:
     def execute(self, batch: Batch, now: float) -> None:
         """Answers what is due by then, in chunks whose lines are on disk before the charge."""
         dialect = DIALECTS[batch.family]
-        endpoint = dialect.endpoint(batch)
+        api = dialect.apis[batch.endpoint]
         rules = line_rules(batch.faults)
         with (
             self.store.file_path(batch.input_id).open("rb") as requests,
@@ -237,7 +237,7 @@ class BatchWorker:
         ):
             requests.seek(batch.read)
             while batch.executed < (due := batch.due(now)) and not self.stopping.is_set():
-                chunk = AnsweredChunk(batch, dialect, endpoint, rules)
+                chunk = AnsweredChunk(batch, dialect, api, rules)
                 last = min(batch.executed + CHUNK, due)
                 for number in range(batch.executed + 1, last + 1):
                     self.answer(number, requests.readline(), chunk)
@@ -286,8 +286,7 @@ class BatchWorker:
         if body.get("stream"):
             message = "Streaming is not supported in batches: leave 'stream' out."
             raise ApiError(400, message, param="stream")
-        read, write = chunk.endpoint
-        call = read(body, self.plan.seed)
+        call = chunk.api.read_data(body, self.plan.seed)
         if chunk.batch.family == "anthropic":
             call = self.with_cache(call, chunk)
         if "missing" in call.model:
@@ -305,7 +304,7 @@ class BatchWorker:
         chunk.digests.append(call.digest)
         if self.charged_before(call.digest):
             chunk.known.add(call.digest)
-        return write(call, answer)
+        return chunk.api.reply(call, answer)
 
     def with_cache(self, call: ModelCall, chunk: AnsweredChunk) -> ModelCall:
         """Returns the request with what the cache holds of its prompt."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from agac.simulator.kinds import (
     JsonObject,
     ValueKind,
     anything,
+    as_object,
     between,
     only,
     wrong_parameters,
@@ -29,11 +30,10 @@ from agac.simulator.model_calls import (
     canonical,
     model_call,
     prompted_form,
-    read_object,
 )
 from agac.simulator.replies import Event, ModelAnswer, ModelApi
 from agac.simulator.schema_values import word_set
-from agac.simulator.tool_calls import AskedTool, OfferedTool, cited_pages
+from agac.simulator.tool_calls import AskedTool, Messages, OfferedTool, cited_pages
 
 CHAT_PARAMETERS: dict[str, ValueKind] = {
     "n": only(1),
@@ -121,7 +121,7 @@ def read_tools(data: JsonObject, within: str = "") -> ToolOffer:
 
 
 def read_tool(tool: Any, place: str, within: str) -> OfferedTool:
-    kind = tool.get("type") if isinstance(tool, dict) else None
+    kind = as_object(tool).get("type")
     if kind in HOSTED_TOOLS and not within:
         return OfferedTool(str(kind), kind=str(kind))
     if kind != "function":
@@ -130,7 +130,7 @@ def read_tool(tool: Any, place: str, within: str) -> OfferedTool:
     if within:
         function = tool.get(within)
         place = f"{place}.{within}"
-    name = function.get("name") if isinstance(function, dict) else None
+    name = as_object(function).get("name")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
         raise invalid(f"{place}.name", f"a string that matches '{TOOL_NAME.pattern}'")
     return OfferedTool(name, function.get("parameters"), strict=bool(function.get("strict")))
@@ -141,10 +141,9 @@ def read_call(call: Any, id_key: str, within: str, place: str) -> AskedTool:
 
     Its name and arguments are in it or, with `within`, in that key of it.
     """
-    function = call.get(within) if isinstance(call, dict) and within else call
-    texts: list[Any] = [None]
-    if isinstance(function, dict):
-        texts = [call.get(id_key), function.get("name"), function.get("arguments")]
+    fields = as_object(call)
+    function = as_object(fields.get(within)) if within else fields
+    texts: list[Any] = [fields.get(id_key), function.get("name"), function.get("arguments")]
     if not all(isinstance(text, str) for text in texts):
         raise invalid(place, "an id, and a function's name and arguments, as strings")
     asked = AskedTool(*texts)
@@ -175,7 +174,7 @@ def read_list(data: JsonObject, name: str) -> list[Any]:
 
 
 def read_role(message: Any, param: str) -> str:
-    role = message.get("role") if isinstance(message, dict) else None
+    role = as_object(message).get("role")
     if role not in ROLES:
         raise invalid(param, f"a message whose role is one of {', '.join(ROLES)}")
     return str(role)
@@ -190,7 +189,7 @@ def read_messages(data: JsonObject) -> Conversation:
 
 
 def read_message(talk: Conversation, message: Any, param: str) -> None:
-    if isinstance(message, dict) and message.get("role") == "tool":
+    if as_object(message).get("role") == "tool":
         text = read_text(message.get("content"), TEXTS, param)
         talk.result(message.get("tool_call_id"), text, param)
         return
@@ -210,7 +209,7 @@ def read_message(talk: Conversation, message: Any, param: str) -> None:
 def read_format(
     form: Any,
     place: str,
-    messages: Sequence[tuple[str, str]],
+    messages: Messages,
     within: str = "",
     needed: tuple[str, ...] = ("name",),
 ) -> AnswerForm:
@@ -220,7 +219,7 @@ def read_format(
     """
     if form is None:
         return prompted_form(messages)
-    kind = form.get("type") if isinstance(form, dict) else None
+    kind = as_object(form).get("type")
     if kind not in FORMATS:
         raise invalid(f"{place}.type", f"one of {', '.join(FORMATS)}")
     if kind != "json_schema":
@@ -230,7 +229,7 @@ def read_format(
         described = form.get(within)
         place = f"{place}.{within}"
     for name in needed:
-        if not isinstance(described, dict) or described.get(name) is None:
+        if as_object(described).get(name) is None:
             raise missing(f"{place}.{name}")
     schema = described.get("schema", {})
     strict_name = str(described["name"]) if described.get("strict") else None
@@ -398,7 +397,7 @@ def chat_deltas(answer: ModelAnswer) -> Iterator[JsonObject]:
 
 
 CHAT = ModelApi(
-    read=lambda body, seed, headers: read_chat(read_object(body), seed),
+    read_data=read_chat,
     reply=chat_completion,
     events=chat_events,
     error=error_object,

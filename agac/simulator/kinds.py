@@ -21,6 +21,11 @@ def is_number(value: Any, kind: type[float] = float) -> TypeGuard[float]:
     return abs(value) < math.inf
 
 
+def as_object(value: Any) -> JsonObject:
+    """Returns an object as it is, an empty one in the place of anything else."""
+    return value if isinstance(value, dict) else {}
+
+
 class ValueKind(NamedTuple):
     """A kind of value: what tells whether a value is one, and the words for it."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from agac.simulator.api_errors import ApiError
 from agac.simulator.kinds import JsonObject
-from agac.simulator.tool_calls import AskedTool, OfferedTool
+from agac.simulator.tool_calls import AskedTool, Messages, OfferedTool
 
 plain_json = json.JSONEncoder(ensure_ascii=False).encode
 """JSON with letters as they are."""
@@ -216,7 +216,7 @@ def model_call(data: JsonObject, seed: int, talk: Conversation) -> ModelCall:
     )
 
 
-def prompted_form(messages: Sequence[tuple[str, str]]) -> AnswerForm:
+def prompted_form(messages: Messages) -> AnswerForm:
     """Returns the form by the schema at the end of a system message, if there is one."""
     for role, text in reversed(messages):
         if role in ("system", "developer") and SCHEMA_MARK in text:

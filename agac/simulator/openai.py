@@ -14,10 +14,10 @@ from agac.simulator.kinds import (
     OBJECT,
     TEXT,
     TRUTH,
-    Headers,
     JsonObject,
     ValueKind,
     anything,
+    as_object,
     between,
     only,
 )
@@ -27,7 +27,6 @@ from agac.simulator.model_calls import (
     ModelCall,
     model_call,
     plain_json,
-    read_object,
     signature,
 )
 from agac.simulator.replies import AnswerMessage, Event, ModelAnswer
@@ -127,7 +126,7 @@ class ItemReader:
 
     def read(self, items: Sequence[Any]) -> None:
         for index, item in enumerate(items):
-            fields = item if isinstance(item, dict) else {}
+            fields = as_object(item)
             kind = fields.get("type") or "message"
             param = f"input[{index}]"
             if kind == "function_call":
@@ -175,9 +174,8 @@ class ItemReader:
         self.thoughts.add(item_id.removeprefix("rs_"))
 
 
-def read_socket_message(message: bytes, seed: int, headers: Headers) -> ModelCall:
+def read_socket_message(data: JsonObject, seed: int) -> ModelCall:
     """Reads a message of a WebSocket: a `response.create`, always answered with events."""
-    data = read_object(message)
     kind = data.pop("type", None)
     if kind != "response.create":
         problem = f"Invalid event type: {kind!r}. Expected 'response.create'."
@@ -424,12 +422,12 @@ def socket_stream_error(error: ApiError) -> Event:
 
 RESPONSES = replace(
     chat.CHAT,
-    read=lambda body, seed, headers: read_response(read_object(body), seed),
+    read_data=read_response,
     reply=response,
     events=response_events,
     failed=failed_response,
     stream_error=stream_error,
 )
 SOCKET_RESPONSES = replace(
-    RESPONSES, read=read_socket_message, error=socket_error, stream_error=socket_stream_error
+    RESPONSES, read_data=read_socket_message, error=socket_error, stream_error=socket_stream_error
 )

@@ -11,15 +11,9 @@ from agac.simulator import chat, replies
 from agac.simulator.api_errors import ApiError, invalid, missing, unknown_model
 from agac.simulator.batch_state import DAY, Batch, BatchOrder, BatchRequest
 from agac.simulator.batch_store import StoredFile
-from agac.simulator.kinds import Headers, JsonObject
+from agac.simulator.kinds import Headers, JsonObject, as_object
 from agac.simulator.model_calls import encoded, read_object
-from agac.simulator.openai import read_response, response
-
-ENDPOINTS: dict[str, replies.BatchEndpoint] = {
-    "/v1/chat/completions": (chat.read_chat, chat.chat_completion),
-    "/v1/responses": (read_response, response),
-}
-"""The APIs that batches may request."""
+from agac.simulator.openai import RESPONSES
 
 CREATE_PARAMETERS = ("input_file_id", "endpoint", "completion_window", "metadata")
 MAX_METADATA = 16
@@ -35,6 +29,11 @@ MAX_REQUESTS = {"openai": 50_000, "azure": 100_000}
 class OpenAiBatches:
     """OpenAI's batches, and Azure's. Lines of results are bytes with their line end."""
 
+    apis: ClassVar[dict[str, replies.ModelApi]] = {
+        "/v1/chat/completions": chat.CHAT,
+        "/v1/responses": RESPONSES,
+    }
+    """the APIs that batches may request"""
     body_key = "body"
     """the key of a request's body in its line"""
     bad_results = "errors"
@@ -59,10 +58,6 @@ class OpenAiBatches:
     def read_order(self, body: bytes) -> BatchOrder:
         """Reads the body of a create; raises ApiError."""
         return read_order(read_object(body))
-
-    def endpoint(self, batch: Batch) -> replies.BatchEndpoint:
-        """Returns how its requests are read, and their answers are written."""
-        return ENDPOINTS[batch.endpoint]
 
     def good_line(self, request: BatchRequest, body: Any) -> bytes:
         return answered_line(request, 200, body)
@@ -215,8 +210,8 @@ def read_order(data: JsonObject) -> BatchOrder:
         message = f"Unknown parameter: '{name}'."
         raise ApiError(400, message, code="unknown_parameter", param=name)
     endpoint = data["endpoint"]
-    if endpoint not in ENDPOINTS:
-        raise invalid("endpoint", " or ".join(ENDPOINTS), "invalid_value")
+    if endpoint not in OpenAiBatches.apis:
+        raise invalid("endpoint", " or ".join(OpenAiBatches.apis), "invalid_value")
     if data["completion_window"] != "24h":
         raise invalid("completion_window", "'24h'", "invalid_value")
     metadata = data.get("metadata")
@@ -324,7 +319,7 @@ class CheckedInput:
                 f"{self.endpoint}."
             )
             yield "url", "url_mismatch", message
-        model = body.get("model") if isinstance(body, dict) else None
+        model = as_object(body).get("model")
         if not isinstance(model, str) or not model:
             yield "body", "invalid_request", "Invalid 'body': expected an object with a 'model'."
         elif self.model and model != self.model:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from agac.simulator.kinds import JsonObject
+from agac.simulator.kinds import JsonObject, as_object
 from agac.simulator.model_calls import CacheUse, ModelCall, canonical
 
 CHARACTERS = 4  # of a token
@@ -32,7 +32,7 @@ def prompt_parts(data: JsonObject) -> Iterator[tuple[str, str]]:
     for key in PROMPT_KEYS:
         value = data.get(key) or ()
         for item in [value] if isinstance(value, str) else value:
-            content = item.get("content") if isinstance(item, dict) else None
+            content = as_object(item).get("content")
             for block in content if isinstance(content, list) else [content or item]:
                 yield block_part(block)
 

@@ -22,13 +22,21 @@ from agac.simulator.model_calls import (
     content_digest,
     plain_json,
     prompted_form,
+    read_object,
     token_count,
 )
 from agac.simulator.schema_compiler import SchemaCompiler
 from agac.simulator.schema_rules import strict_problem
 from agac.simulator.schema_values import Draft, NoMatch, SchemaError
 from agac.simulator.settings import RateLimits
-from agac.simulator.tool_calls import AskedTool, HostedUse, OfferedTool, ScriptRule, asked_turns
+from agac.simulator.tool_calls import (
+    AskedTool,
+    HostedUse,
+    OfferedTool,
+    ScriptRule,
+    Turn,
+    asked_turns,
+)
 
 FINGERPRINT = "agac-simulator"
 """The `system_fingerprint` by which a client sees that a reply was simulated."""
@@ -111,8 +119,8 @@ class ModelAnswer:
 class ModelApi:
     """One API: how it reads requests, and writes answers and errors."""
 
-    read: Callable[[bytes, int, Headers], ModelCall]
-    """reads a body with the seed and the headers; raises ApiError"""
+    read_data: Callable[[JsonObject, int], ModelCall]
+    """reads a body with the seed; raises ApiError"""
     reply: Callable[[ModelCall, ModelAnswer], JsonObject]
     events: Callable[[ModelCall, ModelAnswer], Iterator[Event]]
     error: Callable[[ApiError], JsonObject]
@@ -121,6 +129,13 @@ class ModelApi:
     failed: Callable[[ModelCall, ApiError], JsonObject] | None = None
     """writes a response that failed, where an API has those"""
     stream_error: Callable[[ApiError], JsonObject] | None = None
+    check_headers: Callable[[Headers], None] = lambda headers: None
+    """raises ApiError for a request without a header that it needs"""
+
+    def read(self, body: bytes, seed: int, headers: Headers) -> ModelCall:
+        """Reads a request; raises ApiError as the provider would answer it."""
+        self.check_headers(headers)
+        return self.read_data(read_object(body), seed)
 
     def body(self, call: ModelCall, answer: ModelAnswer) -> bytes:
         return json.dumps(self.reply(call, answer)).encode()
@@ -141,12 +156,6 @@ class ModelApi:
         if as_response:
             last = {"type": "response.failed", "response": self.failed(call, error)}
         return [*begun, last | {"sequence_number": len(begun)}]
-
-
-BatchEndpoint = tuple[
-    Callable[[JsonObject, int], ModelCall], Callable[[ModelCall, ModelAnswer], JsonObject]
-]
-"""An API of batches: how a body is read with the seed, how an answer is written."""
 
 
 def server_sent(event: Event) -> bytes:
@@ -232,7 +241,7 @@ class AnswerWriter:
             for index, (name, arguments) in enumerate(asked)
         )
 
-    def next_calls(self, call: ModelCall) -> list[tuple[str, str]]:
+    def next_calls(self, call: ModelCall) -> Turn:
         """Returns names and arguments of the calls that the conversation asks for now.
 
         Where it says nothing, the settings do.

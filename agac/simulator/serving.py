@@ -383,17 +383,11 @@ class ModelServer:
         def epoch(moment: float | None) -> float | None:
             return None if moment is None else moment + offset
 
+        names = ("conversation", "slot", "prompt_tokens", "cached_tokens")
+        times = ("queued", "started", "first_token", "ended")
         requests = [
-            {
-                "conversation": request.conversation,
-                "slot": request.slot,
-                "prompt_tokens": request.prompt_tokens,
-                "cached_tokens": request.cached_tokens,
-                "queued": epoch(request.queued),
-                "started": epoch(request.started),
-                "first_token": epoch(request.first_token),
-                "ended": epoch(request.ended),
-            }
+            {name: getattr(request, name) for name in names}
+            | {name: epoch(getattr(request, name)) for name in times}
             for request in self.log
         ]
         return {"requests": requests}

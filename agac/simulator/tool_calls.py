@@ -11,6 +11,11 @@ from typing import Any, NamedTuple
 
 from agac.simulator.kinds import JsonObject
 
+Messages = Sequence[tuple[str, str]]
+"""The messages of a conversation: role and text of each."""
+Turn = list[tuple[str, str]]
+"""The calls that one turn asks for: name and arguments of each."""
+
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
@@ -70,7 +75,7 @@ class ScriptRule:
     calls: Sequence[JsonObject] = ()
     """calls to ask for, with name and arguments"""
 
-    def applies(self, messages: Sequence[tuple[str, str]]) -> bool:
+    def applies(self, messages: Messages) -> bool:
         """True if the rule is meant for a conversation as far as it is."""
         turn = 1 + sum(role == "assistant" for role, _ in messages)
         if self.turn not in (None, turn):
@@ -83,12 +88,12 @@ CALL_MARK = re.compile(r"\btool:([\w.-]+)[ \t]+(?=\{)")
 """The mark in a text of a call that the model is to make: `tool:web_search {"query": "lamps"}`."""
 
 
-def marked_turns(text: str) -> Iterator[list[tuple[str, str]]]:
+def marked_turns(text: str) -> Iterator[Turn]:
     """Gives the calls that a text marks, by name and arguments.
 
     Those in lines that follow each other are one turn.
     """
-    turn: list[tuple[str, str]] = []
+    turn: Turn = []
     for line in text.split("\n"):
         mark = CALL_MARK.search(line)
         if mark is not None:
@@ -111,14 +116,14 @@ def marked_arguments(text: str) -> str:
     return text.rstrip()
 
 
-def asked_turns(messages: Iterable[tuple[str, str]], automatic: int) -> list[list[tuple[str, str]]]:
+def asked_turns(messages: Messages, automatic: int) -> list[Turn]:
     """Returns the calls of each turn that a conversation asks for.
 
     Those that the user's messages mark, or else so many `automatic` turns, without calls; then
     those that results mark, as a model makes them that believes all it reads.
     """
-    by_user: list[list[tuple[str, str]]] = []
-    by_results: list[list[tuple[str, str]]] = []
+    by_user: list[Turn] = []
+    by_results: list[Turn] = []
     for role, text in messages:
         if role == "user" and "tool:" in text:
             by_user += marked_turns(text)
