@@ -153,23 +153,30 @@ class Simulator:
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=batch_api.MAX_FILE_BYTES, middlewares=[self.refused])
+        routes: list[tuple[str, str, Handler]] = []
         for prefix in ("/v1", "/openai/v1"):  # Azure's is the second
-            app.router.add_post(f"{prefix}/chat/completions", partial(self.post, CHAT))
-            app.router.add_post(f"{prefix}/responses", partial(self.post, RESPONSES))
-            app.router.add_get(f"{prefix}/responses", self.socket)
-        app.router.add_post("/v1/messages", partial(self.post, MESSAGES))
-        app.router.add_get("/v1/models", self.models)
-        for family, (prefix, routes) in batch_api.FAMILIES.items():
-            for method, path, operation, effect in routes:
-                handler = partial(self.batch_call, family, operation, effect)
-                app.router.add_route(method, prefix + path, handler)
-        app.router.add_get("/account", self.report)
-        app.router.add_get("/account/served", self.served)
-        app.router.add_get("/metrics", self.metrics)
-        app.router.add_post("/account/reset", self.reset)
-        app.router.add_post("/account/limits", self.set_limits)
-        app.router.add_post("/account/clock", self.clock)
-        app.router.add_route("*", "/{path:.*}", self.unknown)
+            routes += [
+                ("POST", f"{prefix}/chat/completions", partial(self.post, CHAT)),
+                ("POST", f"{prefix}/responses", partial(self.post, RESPONSES)),
+                ("GET", f"{prefix}/responses", self.socket),
+            ]
+        for family, (prefix, calls) in batch_api.FAMILIES.items():
+            for method, path, operation, effect in calls:
+                call = partial(self.batch_call, family, operation, effect)
+                routes.append((method, prefix + path, call))
+        routes += [
+            ("POST", "/v1/messages", partial(self.post, MESSAGES)),
+            ("GET", "/v1/models", self.models),
+            ("GET", "/account", self.report),
+            ("GET", "/account/served", self.served),
+            ("GET", "/metrics", self.metrics),
+            ("POST", "/account/reset", self.reset),
+            ("POST", "/account/limits", self.set_limits),
+            ("POST", "/account/clock", self.clock),
+            ("*", "/{path:.*}", self.unknown),
+        ]
+        for method, path, handler in routes:
+            app.router.add_route(method, path, handler)
         app.on_shutdown.append(self.stop)
         # once there are no more requests
         app.on_cleanup.append(lambda _: asyncio.to_thread(self.batches.close))

@@ -20,7 +20,7 @@ from typing import Any
 from agac.core.state_files import make_file
 from agac.simulator.anthropic_batches import MessageBatches
 from agac.simulator.api_errors import ApiError, unknown_model
-from agac.simulator.batch_state import Batch
+from agac.simulator.batch_state import Batch, BatchRequest
 from agac.simulator.batch_store import BatchStore
 from agac.simulator.fault_effects import Turn
 from agac.simulator.fault_plan import FaultPlan, line_rules
@@ -105,6 +105,19 @@ def refusal(store: BatchStore, batch: Batch, model: str, tokens: int) -> ApiErro
     cap = batch.fault("batch_enqueued_cap")
     if cap is not None and store.enqueued_tokens(model) + tokens > cap["tokens"]:
         return dialect.over_cap(model, cap["tokens"])
+    return None
+
+
+def instead_of_answer(
+    rules: list[FaultRule], dialect: OpenAiBatches, request: BatchRequest
+) -> bytes | None:
+    """Returns the line that a fault gives instead of an answer, if one does; raises ApiError."""
+    for rule in rules:
+        if rule.phase == "result":
+            if rule.effect is None:
+                raise error_of(rule)
+            line: bytes = rule.effect(rule, dialect, request)
+            return line
     return None
 
 
@@ -250,19 +263,14 @@ class BatchWorker:
     def answer(self, number: int, raw: bytes, chunk: AnsweredChunk) -> None:
         """Answers one request: its line of results, good or not, joins the chunk."""
         request = json.loads(raw)
-        custom_id = request["custom_id"]
-        rules = self.plan.of_line(chunk.line_rules, number, raw, custom_id)
-        kinds = {rule.kind for rule in rules}
-        chunk.faults.update(rule.kind for rule in rules)
-        named = chunk.batch.request(number, custom_id)
-        instead = next((rule for rule in rules if rule.phase == "result"), None)
+        rules = self.plan.of_line(chunk.line_rules, number, raw, request["custom_id"])
+        kinds = [rule.kind for rule in rules]
+        chunk.faults.update(kinds)
+        named = chunk.batch.request(number, request["custom_id"])
         is_good = False
         try:
-            if instead is not None and instead.effect is not None:
-                line = instead.effect(instead, chunk.dialect, named)
-            elif instead is not None:
-                raise error_of(instead)
-            else:
+            line = instead_of_answer(rules, chunk.dialect, named)
+            if line is None:
                 body: Any = self.reply(request[chunk.dialect.body_key], chunk)
                 if "batch_body_text" in kinds:
                     body = encoded(body).decode()
@@ -273,9 +281,7 @@ class BatchWorker:
         for kind, edit in LINE_EDITS.items():
             if kind in kinds:
                 line = edit(line)
-        chunk.added["executed"] += 1
-        chunk.added["read"] += len(raw)
-        chunk.added["good" if is_good else "bad"] += 1
+        chunk.added.update({"executed": 1, "read": len(raw), "good" if is_good else "bad": 1})
         chunk.lines["output" if is_good else chunk.dialect.bad_results].append(line)
 
     def reply(self, body: JsonObject, chunk: AnsweredChunk) -> JsonObject:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from agac.simulator.kinds import JsonObject
+from agac.simulator.kinds import JsonObject, as_object
 from agac.simulator.schema_keywords import listed
 
 NUMBER_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -51,16 +51,12 @@ def walk_schema(
         return
     yield path, schema
     for keyword in ("properties", "$defs", "definitions"):
-        parts = schema.get(keyword)
-        if isinstance(parts, dict):
-            for key, part in parts.items():
-                yield from walk_schema(part, lists, (*path, keyword, key))
+        for key, part in as_object(schema.get(keyword)).items():
+            yield from walk_schema(part, lists, (*path, keyword, key))
     yield from walk_schema(schema.get("items"), lists, (*path, "items"))
     for keyword in lists:
-        parts = schema.get(keyword)
-        if isinstance(parts, list):
-            for index, part in enumerate(parts):
-                yield from walk_schema(part, lists, (*path, keyword, str(index)))
+        for index, part in enumerate(listed(schema.get(keyword))):
+            yield from walk_schema(part, lists, (*path, keyword, str(index)))
 
 
 def strict_problem(schema: Any) -> str | None:
