@@ -295,11 +295,12 @@ class Simulator:
             error = ApiError(400, "; ".join(problem.problems))
         except ApiError as raised:
             error = raised
+        api = CHAT
+        headers = CHAT.headers(0, self.limits)
         if request.path.startswith("/v1/messages"):
-            headers = {"request-id": "req_sim_batches"} | error.headers
-            return batch_api.json_response(MESSAGES.error(error), error.status, headers)
-        headers = CHAT.headers(0, self.limits) | error.headers
-        return batch_api.json_response(CHAT.error(error), error.status, headers)
+            api = MESSAGES
+            headers = {"request-id": "req_sim_batches"}
+        return batch_api.json_response(api.error(error), error.status, headers | error.headers)
 
     def check_program(self, request: web.Request) -> None:
         """Raises ApiError for a program that is not the one that started the simulator."""

@@ -81,6 +81,8 @@ class BatchCall:
         self.order: BatchOrder | None = None
         self.starts = ""
         """the batch whose work is to start"""
+        self.results_path = Path()
+        """the file that a download sends"""
 
     async def serve(self, effect: Effect) -> web.StreamResponse:
         """Answers the call, which has its effect unless a fault comes first; raises ApiError."""
@@ -152,14 +154,50 @@ class BatchCall:
 
     async def _send(self, path: Path) -> web.StreamResponse:
         """Sends a file, or the part that is asked for; a fault sends something else."""
-        headers = dict(self.dialect.headers)
+        self.results_path = path
         for rule in self.rules:
             if rule.kind in ("batch_junk", "batch_truncate") and rule.effect is not None:
                 self.store.counted(f"fault.{rule.kind}")
-                reply = DownloadReply(self.http, path, headers)
-                response: web.StreamResponse = await rule.effect(rule, reply)
+                response: web.StreamResponse = await rule.effect(rule, self)
                 return response
-        return web.FileResponse(path, headers=headers)
+        return web.FileResponse(path, headers=self.dialect.headers)
+
+    async def cut(self, after_bytes: int | None) -> web.StreamResponse:
+        """Sends the results until there, or half of them, and drops the connection."""
+        content = self.results_path.read_bytes()
+        end = len(content) // 2 if after_bytes is None else after_bytes
+        end = min(end, max(0, len(content) - 1))
+        response = web.StreamResponse(headers=self.dialect.headers | {"Accept-Ranges": "bytes"})
+        response.content_length = len(content)
+        with suppress(ConnectionError):
+            await response.prepare(self.http)
+            await response.write(content[:end])
+        drop_connection(self.http)
+        return response
+
+    async def send_junk(self, form: str) -> web.StreamResponse:
+        """Sends one of JUNK_BODIES in the place of the results."""
+        if form == "error":
+            error = {"message": "The results cannot be read now.", "type": "server_error"}
+            return json_response({"error": error})
+        if form == "endless":
+            return await self._send_endless()
+        lines = self.results_path.read_bytes().removesuffix(b"\n").split(b"\n")
+        bodies = {
+            "array": b"[" + b",".join(lines) + b"]",
+            "half": b"\n".join(lines[: len(lines) // 2]),
+            "empty": b"",
+            "page": PAGE % (b"200 OK", b"Log in to go on."),
+        }
+        return web.Response(body=bodies[form], headers=self.dialect.headers)
+
+    async def _send_endless(self) -> web.StreamResponse:
+        response = web.StreamResponse(headers=self.dialect.headers)
+        with suppress(ConnectionError):
+            await response.prepare(self.http)
+            while True:
+                await response.write(b"x" * DOWNLOAD_PIECE)
+        return response
 
     def results_file(self, name: str) -> Path:
         path = self.store.file_path(name)
@@ -361,52 +399,6 @@ FAMILIES: dict[str, tuple[str, list[Route]]] = {
     "anthropic": ("/v1/messages/batches", MESSAGE_ROUTES),
 }
 """The prefix and the routes of each family's calls."""
-
-
-class DownloadReply:
-    """A file of results that a fault ends early, or replaces."""
-
-    def __init__(self, http: web.Request, path: Path, headers: Texts) -> None:
-        self.http = http
-        self.path = path
-        self.headers = headers
-
-    async def cut(self, after_bytes: int | None) -> web.StreamResponse:
-        """Sends the file until there, or half of it, and drops the connection."""
-        content = self.path.read_bytes()
-        end = len(content) // 2 if after_bytes is None else after_bytes
-        end = min(end, max(0, len(content) - 1))
-        response = web.StreamResponse(headers=self.headers | {"Accept-Ranges": "bytes"})
-        response.content_length = len(content)
-        with suppress(ConnectionError):
-            await response.prepare(self.http)
-            await response.write(content[:end])
-        drop_connection(self.http)
-        return response
-
-    async def send_junk(self, form: str) -> web.StreamResponse:
-        """Sends one of JUNK_BODIES."""
-        if form == "error":
-            error = {"message": "The results cannot be read now.", "type": "server_error"}
-            return json_response({"error": error})
-        if form == "endless":
-            return await self._send_endless()
-        lines = self.path.read_bytes().removesuffix(b"\n").split(b"\n")
-        bodies = {
-            "array": b"[" + b",".join(lines) + b"]",
-            "half": b"\n".join(lines[: len(lines) // 2]),
-            "empty": b"",
-            "page": PAGE % (b"200 OK", b"Log in to go on."),
-        }
-        return web.Response(body=bodies[form], headers=self.headers)
-
-    async def _send_endless(self) -> web.StreamResponse:
-        response = web.StreamResponse(headers=self.headers)
-        with suppress(ConnectionError):
-            await response.prepare(self.http)
-            while True:
-                await response.write(b"x" * DOWNLOAD_PIECE)
-        return response
 
 
 def list_page(entries: Iterable[JsonObject], size: int) -> JsonObject:

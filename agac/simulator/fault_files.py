@@ -23,8 +23,8 @@ from agac.simulator.kinds import (
     TRUTH,
     JsonObject,
     ValueKind,
+    each,
     one_of,
-    one_or_more,
     or_null,
     within,
 )
@@ -186,6 +186,10 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
+def are_numbers(value: Any) -> bool:
+    return value != [] and each(COUNT.fits)(value)
+
+
 def is_scripted_call(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return False
@@ -194,11 +198,10 @@ def is_scripted_call(value: Any) -> bool:
 
 A_TEXT = ValueKind(is_text, "a text")
 A_COUNT = ValueKind(COUNT.fits, "a count of 1 or more")
-NUMBERS = one_or_more(COUNT.fits)
 
 KEYS: dict[str, ValueKind] = {
     "rate": ValueKind(within(0, 1), "a share from 0 to 1"),
-    "at": ValueKind(NUMBERS, "a list of request numbers, counted from 1"),
+    "at": ValueKind(are_numbers, "a list of request numbers, counted from 1"),
     "match": ValueKind(is_text, "a text to look for in the messages"),
     "first": A_COUNT,
     "attempts": A_COUNT,
@@ -217,7 +220,7 @@ KEYS: dict[str, ValueKind] = {
 }
 
 SCRIPT_KEYS: dict[str, ValueKind] = {
-    "match": ValueKind(one_or_more(is_text), "a text, or a list of texts"),
+    "match": ValueKind(each(is_text), "a text, or a list of texts"),
     "turn": A_COUNT,
     "reply": ValueKind(lambda value: isinstance(value, str | dict | list), "a text, or JSON"),
     "calls": ValueKind(
@@ -227,10 +230,10 @@ SCRIPT_KEYS: dict[str, ValueKind] = {
 }
 
 BATCH_KEYS: dict[str, ValueKind] = {
-    "at": ValueKind(NUMBERS, "a list of numbers of calls, counted from 1 for each operation"),
+    "at": ValueKind(are_numbers, "a list of numbers of calls, counted from 1 for each operation"),
     "match": ValueKind(is_text, "a text to look for in the requests"),
     "status": ValueKind(within(400, 599, int), "a status from 400 to 599"),
-    "lines": ValueKind(NUMBERS, "a list of numbers of a batch's requests, counted from 1"),
+    "lines": ValueKind(are_numbers, "a list of numbers of a batch's requests, counted from 1"),
     "op": one_of(*OPERATIONS),
     "when": ValueKind(lambda value: value in ("before", "after"), "before or after"),
     "type": A_TEXT,

@@ -147,7 +147,7 @@ class KnownFault:
     - wait, sending: sends something else of (rule, Channel)
     - answer: makes another answer of (rule, Turn)
     - call: of (rule, BatchCall), the exception that the call ends with or the seconds that it
-      waits, None if the rule spares it; for downloads it sends (rule, DownloadReply)
+      waits, None if the rule spares it; of downloads it sends something else
     - result: makes the line of (rule, dialect, BatchRequest)
 
     Other phases have none: a batch is asked for its faults where they show.
@@ -394,14 +394,14 @@ FAULTS: dict[str, KnownFault] = {
         "call",
         "a download ends with the connection, after half of it or `after_bytes`",
         "after_bytes",
-        lambda rule, download: download.cut(rule.value("after_bytes")),
+        lambda rule, call: call.cut(rule.value("after_bytes")),
         op="download",
     ),
     "batch_junk": KnownFault(
         "call",
         "a download comes with status 200 and is no whole file of results: see `body`",
         "body",
-        lambda rule, download: download.send_junk(rule.value("body")),
+        lambda rule, call: call.send_junk(rule.value("body")),
         op="download",
         body="error",
     ),

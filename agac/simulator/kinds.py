@@ -38,11 +38,9 @@ def within(low: float, high: float = math.inf, kind: type[float] = float) -> Fit
     return lambda value: is_number(value, kind) and low <= value <= high
 
 
-def one_or_more(fits: Fits) -> Fits:
+def each(fits: Fits) -> Fits:
     """Returns what tells whether a value, or each of a list of them, fits."""
-    return lambda value: (
-        value != [] and all(map(fits, value if isinstance(value, list) else [value]))
-    )
+    return lambda value: all(map(fits, value if isinstance(value, list) else [value]))
 
 
 def or_null(fits: Fits) -> Fits:

@@ -15,6 +15,7 @@ from agac.simulator.kinds import (
     Fits,
     JsonObject,
     ValueKind,
+    each,
     is_a,
     is_number,
     within,
@@ -42,10 +43,6 @@ TYPES: dict[str, Fits] = {
 
 def is_names(value: Any) -> bool:
     return isinstance(value, list) and all(map(TYPES["string"], value))
-
-
-def is_types(value: Any) -> bool:
-    return all(name in list(TYPES) for name in listed(value))
 
 
 def join_types(one: Any, other: Any) -> list[str]:
@@ -120,7 +117,7 @@ KEYWORDS: dict[str, Keyword] = {
     "$ref": Keyword(),
     "type": Keyword(
         join=join_types,
-        kind=ValueKind(is_types, f"of {', '.join(TYPES)}"),
+        kind=ValueKind(each(lambda name: name in list(TYPES)), f"of {', '.join(TYPES)}"),
     ),
     "enum": Keyword(join=join_values, kind=LIST),
     "const": Keyword(),

@@ -305,6 +305,10 @@ def pattern_text(
     (anchors, look-around) give none and are checked at the end. `groups` are kept for references
     back.
     """
+
+    def text_along(part: Any) -> str:
+        return pattern_text(part, draft, more_repeats, groups)
+
     text = ""
     for operation, argument in tree:
         match str(operation):
@@ -313,17 +317,16 @@ def pattern_text(
             case "NOT_LITERAL" | "ANY" | "IN":
                 text += draft.one_of(alphabet(str(operation), argument))
             case "BRANCH":
-                text += pattern_text(draft.one_of(argument[1]), draft, more_repeats, groups)
+                text += text_along(draft.one_of(argument[1]))
             case "SUBPATTERN":
-                groups[argument[0]] = pattern_text(argument[-1], draft, more_repeats, groups)
+                groups[argument[0]] = text_along(argument[-1])
                 text += groups[argument[0]]
             case "ATOMIC_GROUP":
-                text += pattern_text(argument, draft, more_repeats, groups)
+                text += text_along(argument)
             case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
                 low, high, part = argument
                 times = int(low) + draft.below(min(int(high) - int(low), more_repeats) + 1)
-                for _ in range(times):
-                    text += pattern_text(part, draft, more_repeats, groups)
+                text += "".join(text_along(part) for _ in range(times))
             case "GROUPREF":
                 text += groups.get(argument, "")
     return text

@@ -335,32 +335,26 @@ class ModelServer:
         if self.prompts is None and self.slots is None:
             return call, None
         request = ServedRequest(call.conversation.hex(), clock(), call.prompt_tokens, answer.tokens)
-        if self.prompts is None:
-            await self.serve_in_slot(request, seconds)
-            return call, None
-        ends = self.read_prompt(request, call, answer)
-        if marked:
-            _, ends = prompt_ends(call.data, None)
-        call, entries = self.prompts.look_up(call, request.prompt_tokens, ends, clock())
+        self.log.append(request)
+        entries: dict[bytes, str] = {}
+        if self.prompts is not None:
+            ends = self.read_prompt(request, call, answer)
+            if marked:
+                _, ends = prompt_ends(call.data, None)
+            call, entries = self.prompts.look_up(call, request.prompt_tokens, ends, clock())
         rest: Rest = None
         if self.engine is not None:
-            self.log.append(request)
             self.engine.submit(request)
             await (request.begun if call.stream else request.done).wait()
             if not marked:
                 cache = CacheUse(request.cached_tokens, call.cache.written)
                 call = replace(call, cache=cache)
             rest = request.done.wait
-        else:
-            await self.serve_in_slot(request, seconds)
-        self.prompts.keep(entries, clock())
-        return call, rest
-
-    async def serve_in_slot(self, request: ServedRequest, seconds: float) -> None:
-        """Waits for a slot and its time, where there are slots."""
-        self.log.append(request)
-        if self.slots is not None:
+        elif self.slots is not None:
             await sleep_until(self.slots.serve(request, seconds))
+        if self.prompts is not None:
+            self.prompts.keep(entries, clock())
+        return call, rest
 
     def read_prompt(
         self, request: ServedRequest, call: ModelCall, answer: ModelAnswer
