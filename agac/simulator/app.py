@@ -26,7 +26,7 @@ from agac.simulator.batch_worker import SimulatedBatches
 from agac.simulator.channels import Channel, SocketChannel
 from agac.simulator.chat import CHAT
 from agac.simulator.dynamo_hints import take_hints
-from agac.simulator.fault_effects import Turn
+from agac.simulator.fault_effects import AnsweredCall
 from agac.simulator.fault_files import load_rules, parse_rules, parse_script
 from agac.simulator.fault_plan import FaultPlan
 from agac.simulator.faults import FaultRule, changed_answer, error_of
@@ -280,7 +280,7 @@ class Simulator:
         is_marked = channel.api is MESSAGES
         call, channel.rest = await self.server.serve(call, answer, seconds, marked=is_marked)
         if rule is not None:
-            answer = changed_answer(rule, Turn(call, answer, self.writer))
+            answer = changed_answer(rule, AnsweredCall(call, answer, self.writer))
         self.account.charge(call, answer, self.batches.store.was_charged)
         channel.call = call
         channel.answer = answer

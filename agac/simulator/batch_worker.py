@@ -22,7 +22,7 @@ from agac.simulator.anthropic_batches import MessageBatches
 from agac.simulator.api_errors import ApiError, unknown_model
 from agac.simulator.batch_state import Batch, BatchRequest
 from agac.simulator.batch_store import BatchStore
-from agac.simulator.fault_effects import Turn
+from agac.simulator.fault_effects import AnsweredCall
 from agac.simulator.fault_plan import FaultPlan, line_rules
 from agac.simulator.faults import FaultRule, changed_answer, error_of
 from agac.simulator.kinds import JsonObject
@@ -304,7 +304,7 @@ class BatchWorker:
             chunk.faults[rule.kind] += 1
             if rule.phase == "error":
                 raise error_of(rule, call.model)
-            answer = changed_answer(rule, Turn(call, answer, self.writer))
+            answer = changed_answer(rule, AnsweredCall(call, answer, self.writer))
         chunk.added["prompt_tokens"] += call.prompt_tokens
         chunk.added["completion_tokens"] += answer.tokens
         chunk.digests.append(call.digest)

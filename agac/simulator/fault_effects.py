@@ -23,7 +23,7 @@ class Values(Protocol):
         """Returns one of the keys of its kind, or the default."""
 
 
-class Turn(NamedTuple):
+class AnsweredCall(NamedTuple):
     """A request that was answered: what faults of answers change."""
 
     call: ModelCall
@@ -31,7 +31,7 @@ class Turn(NamedTuple):
     writer: AnswerWriter
 
 
-AnswerEffect = Callable[[Values, Turn], ModelAnswer]
+AnswerEffect = Callable[[Values, AnsweredCall], ModelAnswer]
 
 
 class Dropped(Exception):
@@ -43,7 +43,7 @@ def slow_down(rule: Values, model: str) -> ApiError:
     return status_error(429, message=message)
 
 
-def malformed_json(rule: Values, turn: Turn) -> ModelAnswer:
+def malformed_json(rule: Values, turn: AnsweredCall) -> ModelAnswer:
     """Takes the end off the content, or gives it a loose one: no JSON reader takes it."""
     text = (turn.answer.content or "").strip()
     is_enclosed = text[:1] in ('{["') and text[-1:] in ("}", "]", '"')
@@ -51,7 +51,7 @@ def malformed_json(rule: Values, turn: Turn) -> ModelAnswer:
     return ModelAnswer(broken, turn.answer.finish)
 
 
-def wrong_schema(rule: Values, turn: Turn) -> ModelAnswer:
+def wrong_schema(rule: Values, turn: AnsweredCall) -> ModelAnswer:
     """Answers with JSON that the call's schema refuses: as near as possible to the right one."""
     wrong: Any = {"unexpected": True}
     schema = turn.call.form.schema
@@ -77,12 +77,12 @@ def half(answer: ModelAnswer, min_length: int = 0) -> str:
     return content[: max(min_length, len(content) // 2)]
 
 
-def early_cut(rule: Values, turn: Turn) -> ModelAnswer:
+def early_cut(rule: Values, turn: AnsweredCall) -> ModelAnswer:
     first = AnswerMessage(half(turn.answer, 1), cut=rule.value("marked"))
     return replace(turn.answer, earlier=(first,))
 
 
-def thinking(rule: Values, turn: Turn) -> ModelAnswer:
+def thinking(rule: Values, turn: AnsweredCall) -> ModelAnswer:
     if turn.answer.content is None:
         return turn.answer
     begin = "<think>" if rule.value("begun") else ""
@@ -90,11 +90,11 @@ def thinking(rule: Values, turn: Turn) -> ModelAnswer:
     return replace(turn.answer, content=f"{begin}{thought}</think>{turn.answer.content}")
 
 
-def refusing(rule: Values, turn: Turn) -> ModelAnswer:
+def refusing(rule: Values, turn: AnsweredCall) -> ModelAnswer:
     return ModelAnswer(None, refusal=rule.value("message") or "I'm sorry, I can't help with that.")
 
 
-def same_calls(rule: Values, turn: Turn) -> ModelAnswer:
+def same_calls(rule: Values, turn: AnsweredCall) -> ModelAnswer:
     """Repeats the calls of the last turn."""
     if not turn.call.turns:
         return turn.answer

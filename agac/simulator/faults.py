@@ -20,8 +20,8 @@ from agac.simulator.api_errors import (
 )
 from agac.simulator.fault_effects import (
     GARBAGE,
+    AnsweredCall,
     Dropped,
-    Turn,
     blocked,
     body_too_large,
     early_cut,
@@ -145,7 +145,7 @@ class KnownFault:
 
     - error: makes the error of (rule, model); without an effect it is the error of the `status`
     - wait, sending: sends something else of (rule, Channel)
-    - answer: makes another answer of (rule, Turn)
+    - answer: makes another answer of (rule, AnsweredCall)
     - call: of (rule, BatchCall), the exception that the call ends with or the seconds that it
       waits, None if the rule spares it; of downloads it sends something else
     - result: makes the line of (rule, dialect, BatchRequest)
@@ -186,7 +186,7 @@ def error_of(rule: FaultRule, model: str = "") -> ApiError:
     return error
 
 
-def changed_answer(rule: FaultRule, turn: Turn) -> ModelAnswer:
+def changed_answer(rule: FaultRule, turn: AnsweredCall) -> ModelAnswer:
     """Returns the answer as a rule of the phase `answer` leaves it; others do not change it."""
     if rule.phase != "answer" or rule.effect is None:
         return turn.answer

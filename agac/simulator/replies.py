@@ -34,7 +34,7 @@ from agac.simulator.tool_calls import (
     HostedUse,
     OfferedTool,
     ScriptRule,
-    Turn,
+    TurnCalls,
     asked_turns,
 )
 
@@ -241,7 +241,7 @@ class AnswerWriter:
             for index, (name, arguments) in enumerate(asked)
         )
 
-    def next_calls(self, call: ModelCall) -> Turn:
+    def next_calls(self, call: ModelCall) -> TurnCalls:
         """Returns names and arguments of the calls that the conversation asks for now.
 
         Where it says nothing, the settings do.

@@ -13,7 +13,7 @@ from agac.simulator.kinds import JsonObject
 
 Messages = Sequence[tuple[str, str]]
 """The messages of a conversation: role and text of each."""
-Turn = list[tuple[str, str]]
+TurnCalls = list[tuple[str, str]]
 """The calls that one turn asks for: name and arguments of each."""
 
 
@@ -88,12 +88,12 @@ CALL_MARK = re.compile(r"\btool:([\w.-]+)[ \t]+(?=\{)")
 """The mark in a text of a call that the model is to make: `tool:web_search {"query": "lamps"}`."""
 
 
-def marked_turns(text: str) -> Iterator[Turn]:
+def marked_turns(text: str) -> Iterator[TurnCalls]:
     """Gives the calls that a text marks, by name and arguments.
 
     Those in lines that follow each other are one turn.
     """
-    turn: Turn = []
+    turn: TurnCalls = []
     for line in text.split("\n"):
         mark = CALL_MARK.search(line)
         if mark is not None:
@@ -116,14 +116,14 @@ def marked_arguments(text: str) -> str:
     return text.rstrip()
 
 
-def asked_turns(messages: Messages, automatic: int) -> list[Turn]:
+def asked_turns(messages: Messages, automatic: int) -> list[TurnCalls]:
     """Returns the calls of each turn that a conversation asks for.
 
     Those that the user's messages mark, or else so many `automatic` turns, without calls; then
     those that results mark, as a model makes them that believes all it reads.
     """
-    by_user: list[Turn] = []
-    by_results: list[Turn] = []
+    by_user: list[TurnCalls] = []
+    by_results: list[TurnCalls] = []
     for role, text in messages:
         if role == "user" and "tool:" in text:
             by_user += marked_turns(text)
