@@ -52,6 +52,7 @@ class MessageBatches(OpenAiBatches):
     body_key = "params"
     bad_results = "output"
     foreign_line = b'{"custom_id":"nobody-asked-this","result":{"type":"expired"}}\n'
+    results_purpose = "message_batch"
     id_prefix = "msgbatch_"
     page_parameter = "after_id"
     max_page = 1000

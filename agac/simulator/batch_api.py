@@ -17,7 +17,7 @@ from typing import IO
 from aiohttp import web
 
 from agac.core.state_files import make_file
-from agac.simulator.anthropic_batches import results_url
+from agac.simulator.anthropic_batches import MessageBatches, results_url
 from agac.simulator.api_errors import PAGE, ApiError, invalid, missing
 from agac.simulator.batch_state import DAY, Batch, BatchOrder
 from agac.simulator.batch_store import StoredFile
@@ -351,7 +351,11 @@ class BatchCall:
         """GET /files: the newest first."""
         query = self.http.query
         size = self.page_size(MAX_FILES_OF_PAGE, MAX_FILES_OF_PAGE)
-        files = self.store.files(query.get("purpose"), query.get("after"))
+        files = [
+            file
+            for file in self.store.files(query.get("purpose"), query.get("after"))
+            if file.purpose != MessageBatches.results_purpose  # those are found by their batch
+        ]
         return {"object": "list"} | list_page(map(file_object, files[: size + 1]), size)
 
     def existing_file(self) -> StoredFile:

@@ -405,7 +405,8 @@ class BatchWorker:
         if self.store.file(file_id) is None:
             assert batch.ended_at is not None
             name = f"{batch.id}_{kind}.jsonl"
-            self.store.add_file(path, file_id, name, "batch_output", batch.ended_at)
+            purpose = DIALECTS[batch.family].results_purpose
+            self.store.add_file(path, file_id, name, purpose, batch.ended_at)
             if batch.fault("batch_gone"):
                 self.store.delete_file(file_id)
         return file_id

@@ -43,27 +43,27 @@ def slow_down(rule: Values, model: str) -> ApiError:
     return status_error(429, message=message)
 
 
-def malformed_json(rule: Values, turn: AnsweredCall) -> ModelAnswer:
+def malformed_json(rule: Values, answered: AnsweredCall) -> ModelAnswer:
     """Takes the end off the content, or gives it a loose one: no JSON reader takes it."""
-    text = (turn.answer.content or "").strip()
+    text = (answered.answer.content or "").strip()
     is_enclosed = text[:1] in ('{["') and text[-1:] in ("}", "]", '"')
     broken = text[:-1] if is_enclosed else f'{{"answer": {text}'
-    return ModelAnswer(broken, turn.answer.finish)
+    return ModelAnswer(broken, answered.answer.finish)
 
 
-def wrong_schema(rule: Values, turn: AnsweredCall) -> ModelAnswer:
+def wrong_schema(rule: Values, answered: AnsweredCall) -> ModelAnswer:
     """Answers with JSON that the call's schema refuses: as near as possible to the right one."""
     wrong: Any = {"unexpected": True}
-    schema = turn.call.form.schema
+    schema = answered.call.form.schema
     if schema is not None:
         candidates: list[Any] = [wrong, [], "unexpected", 17.5, None, True]
         with suppress(ValueError):
-            right = json.loads(turn.answer.content or "")
+            right = json.loads(answered.answer.content or "")
             if isinstance(right, dict):
                 candidates = [*nearly(right), *candidates]
         is_valid = validity(schema)
         wrong = next((value for value in candidates if not is_valid(value)), wrong)
-    return ModelAnswer(json.dumps(wrong), turn.answer.finish)
+    return ModelAnswer(json.dumps(wrong), answered.answer.finish)
 
 
 def nearly(right: JsonObject) -> list[JsonObject]:
@@ -77,38 +77,42 @@ def half(answer: ModelAnswer, min_length: int = 0) -> str:
     return content[: max(min_length, len(content) // 2)]
 
 
-def early_cut(rule: Values, turn: AnsweredCall) -> ModelAnswer:
-    first = AnswerMessage(half(turn.answer, 1), cut=rule.value("marked"))
-    return replace(turn.answer, earlier=(first,))
+def early_cut(rule: Values, answered: AnsweredCall) -> ModelAnswer:
+    first = AnswerMessage(half(answered.answer, 1), cut=rule.value("marked"))
+    return replace(answered.answer, earlier=(first,))
 
 
-def thinking(rule: Values, turn: AnsweredCall) -> ModelAnswer:
-    if turn.answer.content is None:
-        return turn.answer
+def thinking(rule: Values, answered: AnsweredCall) -> ModelAnswer:
+    if answered.answer.content is None:
+        return answered.answer
     begin = "<think>" if rule.value("begun") else ""
     thought = '\nLet me think about it: {"so": 1} is no answer yet.\n'
-    return replace(turn.answer, content=f"{begin}{thought}</think>{turn.answer.content}")
+    return replace(answered.answer, content=f"{begin}{thought}</think>{answered.answer.content}")
 
 
-def refusing(rule: Values, turn: AnsweredCall) -> ModelAnswer:
+def refusing(rule: Values, answered: AnsweredCall) -> ModelAnswer:
     return ModelAnswer(None, refusal=rule.value("message") or "I'm sorry, I can't help with that.")
 
 
-def same_calls(rule: Values, turn: AnsweredCall) -> ModelAnswer:
+def same_calls(rule: Values, answered: AnsweredCall) -> ModelAnswer:
     """Repeats the calls of the last turn."""
-    if not turn.call.turns:
-        return turn.answer
-    return replace(turn.answer, content=None, finish="tool_calls", calls=turn.call.turns[-1])
+    if not answered.call.turns:
+        return answered.answer
+    return replace(
+        answered.answer, content=None, finish="tool_calls", calls=answered.call.turns[-1]
+    )
 
 
 def with_fields(**fields: Any) -> AnswerEffect:
     """Makes an effect that sets fields of the answer."""
-    return lambda rule, turn: replace(turn.answer, **fields)
+    return lambda rule, answered: replace(answered.answer, **fields)
 
 
 def with_calls(change: Callable[[AskedTool], AskedTool]) -> AnswerEffect:
     """Makes an effect that changes each of the answer's calls."""
-    return lambda rule, turn: replace(turn.answer, calls=tuple(map(change, turn.answer.calls)))
+    return lambda rule, answered: replace(
+        answered.answer, calls=tuple(map(change, answered.answer.calls))
+    )
 
 
 GARBAGE = b"<html><body>upstream sent too much</body></html>"

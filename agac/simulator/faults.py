@@ -186,11 +186,11 @@ def error_of(rule: FaultRule, model: str = "") -> ApiError:
     return error
 
 
-def changed_answer(rule: FaultRule, turn: AnsweredCall) -> ModelAnswer:
+def changed_answer(rule: FaultRule, answered: AnsweredCall) -> ModelAnswer:
     """Returns the answer as a rule of the phase `answer` leaves it; others do not change it."""
     if rule.phase != "answer" or rule.effect is None:
-        return turn.answer
-    changed: ModelAnswer = rule.effect(rule, turn)
+        return answered.answer
+    changed: ModelAnswer = rule.effect(rule, answered)
     return changed
 
 
@@ -254,20 +254,20 @@ FAULTS: dict[str, KnownFault] = {
         "answer",
         "the text is cut in the middle, as by a limit of tokens",
         "",
-        lambda rule, turn: ModelAnswer(half(turn.answer), "length"),
+        lambda rule, answered: ModelAnswer(half(answered.answer), "length"),
     ),
     "refusal": KnownFault("answer", "the model refuses to answer", "message", refusing),
     "filter": KnownFault(
         "answer",
         "a filter withholds the text",
         "",
-        lambda rule, turn: ModelAnswer("", "content_filter"),
+        lambda rule, answered: ModelAnswer("", "content_filter"),
     ),
     "empty": KnownFault(
         "answer",
         "the text is empty",
         "",
-        lambda rule, turn: ModelAnswer("", "stop"),
+        lambda rule, answered: ModelAnswer("", "stop"),
     ),
     "early_cut": KnownFault(
         "answer",
@@ -283,7 +283,7 @@ FAULTS: dict[str, KnownFault] = {
         "answer",
         "the answer ends with this `word`, or without one (null)",
         "word",
-        lambda rule, turn: replace(turn.answer, has_word=True, word=rule.value("word")),
+        lambda rule, answered: replace(answered.answer, has_word=True, word=rule.value("word")),
     ),
     "thinks": KnownFault(
         "answer",
@@ -296,7 +296,7 @@ FAULTS: dict[str, KnownFault] = {
         "answer",
         "a response has two messages that differ, both right",
         "",
-        lambda rule, turn: turn.writer.second_answer(turn.call, turn.answer),
+        lambda rule, answered: answered.writer.second_answer(answered.call, answered.answer),
     ),
     "unknown_tool": KnownFault(
         "answer",

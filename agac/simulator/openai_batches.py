@@ -43,6 +43,7 @@ class OpenAiBatches:
         b'"response":{"status_code":200,"request_id":"req_0","body":{}},"error":null}\n'
     )
     """the result line of a request that was never sent"""
+    results_purpose = "batch_output"
     id_prefix = "batch_"
     page_parameter = "after"
     """the parameter of a list that names the last batch of the page before"""

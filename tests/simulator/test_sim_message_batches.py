@@ -70,6 +70,8 @@ async def test_the_sdk_creates_follows_and_reads(served: Any) -> None:
         assert (account["charged"], account["duplicates"]) == (1, 1)
         assert account["batches"]["charged"] == account["batches"]["requests"] == 3
         assert [one.id async for one in sdk.messages.batches.list()] == [batch.id]
+        async with client.session.get(f"{client.root}/v1/files") as files:
+            assert (await files.json())["data"] == []
 
 
 async def test_every_request_ends_for_itself(served: Any) -> None:
