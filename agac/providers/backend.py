@@ -144,7 +144,8 @@ async def engine_counts(
     prefix cache had; None: unknown."""
     import aiohttp
 
-    from agac.providers.http import Sender, read_body
+    from agac.providers.event_stream import read_body
+    from agac.providers.http import Sender
 
     sender = Sender(row, redactor, env=env)
     address = row.base_url.removesuffix("/v1") + "/metrics"

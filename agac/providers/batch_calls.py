@@ -23,7 +23,7 @@ from agac.providers.dialect import beginning_of, too_large, unreadable
 from agac.providers.error_bodies import ErrorBody, is_error
 from agac.providers.error_rules import Operation, Rule
 from agac.providers.error_tables import ErrorAnswer, fault_of, refusal
-from agac.providers.http import ReplyTooLarge
+from agac.providers.event_stream import ReplyTooLarge
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.transport import ConnectionSettings, lost
 

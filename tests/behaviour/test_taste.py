@@ -191,7 +191,8 @@ OPENERS = {"read_text", "read_bytes", "write_text", "write_bytes", "open", "iter
 OPENED_OTHERWISE: dict[str, tuple[set[str], str]] = {
     "api/__init__.py": ({"Path(__file__).read_text"}, "its own source"),
     "api/bugs.py": ({"report.write_text"}, "a new folder for temporary files"),
-    "api/ci.py": ({"file.read_bytes", "path.read_bytes"}, "a user types it, or the forge names it in a variable"),
+    "api/ci_events.py": ({"file.read_bytes"}, "the forge names it in a variable"),
+    "api/findings.py": ({"path.read_bytes"}, "a user types it"),
     "api/trace_files.py": ({"folder.iterdir"}, "a user types it"),
     "api/ended_rows.py": ({"path.open"}, "OUTPUT, which a user types"),
     "api/new_project.py": ({"(root / f'agentcards/{name}.md').read_text",

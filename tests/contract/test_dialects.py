@@ -43,7 +43,7 @@ from agac.core.types import (
 from agac.providers.bodies import encode
 from agac.providers.citations import MAX_SOURCES, MAX_TITLE, MAX_URL
 from agac.providers.dialect import STREAMED, Assembly, Dialect, asking
-from agac.providers.http import Events
+from agac.providers.event_stream import Events
 from agac.providers.known_providers import ANTHROPIC, OPENAI, SHIPPED
 from agac.providers.provider import Provider
 from agac.providers.table import DIALECTS

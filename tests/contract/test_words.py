@@ -27,7 +27,8 @@ from agac.core.types import About, Fault, FaultKind, Message, RateState, Reply, 
 from agac.engine.ask.retry_policy import FailTask, RetryAfter, StopRun, decide
 from agac.providers.bodies import encode
 from agac.providers.dialect import Dialect
-from agac.providers.http import Events, HttpReply, Sender
+from agac.providers.event_stream import Events
+from agac.providers.http import HttpReply, Sender
 from agac.providers.known_providers import ANTHROPIC, OPENAI, SHIPPED
 from agac.providers.table import DIALECTS
 from agac.providers.transport import GarbledStream
