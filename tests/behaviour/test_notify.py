@@ -310,7 +310,7 @@ def test_a_message_that_is_answered_by_a_redirect_has_not_arrived(
 
     receiver.pages |= {"/hook/secret-path": moved, "/elsewhere": b"a page that knows of no message"}
     monkeypatch.setenv("CHAT_URL", f"json://127.0.0.1:{receiver.port}/hook/secret-path")
-    monkeypatch.setattr("agac.api.notify.MOST_SECONDS", 1.0)  # for which a run that has ended tries again
+    monkeypatch.setattr("agac.api.notify.SEND_SECONDS", 1.0)  # for which a run that has ended tries again
     for target in ({"apprise": "${CHAT_URL}"}, HOOK):
         report = telling(project, target).run(fresh=True)
         assert report.invocation["notifications"]["left"] >= 1

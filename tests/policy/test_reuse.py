@@ -15,7 +15,7 @@ from agac.engine.decide.reuse import (
     taken_answer,
 )
 from agac.plan.stage import PlannedStage
-from agac.spec.workflow import Stage
+from agac.spec.workflow import Stage, StageSettings
 from agac.store.batches import ReadyTask
 from agac.store.rows import PriorTask
 
@@ -27,7 +27,7 @@ REFUSED = RowError(ErrorType.REFUSED, "no")
 def planned(max_age: float | None) -> Any:
     stage = object.__new__(PlannedStage)
     object.__setattr__(stage, "index", 3)
-    object.__setattr__(stage, "max_age", max_age)
+    object.__setattr__(stage, "settings", StageSettings(max_age=max_age))
     return stage
 
 

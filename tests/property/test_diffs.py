@@ -11,10 +11,11 @@ from support.repository import committed
 from support.soak import SOAK, campaign
 
 import agac
+from property.editing import BATCHED, EDITS, ROWS, Edit
 from property.graph_stages import Gene
 from property.graphs import Drawn, genes
 from property.plans import Plan
-from property.test_random_graphs import BATCHED, EDITS, ROWS, Edit, GraphMachine
+from property.test_random_graphs import GraphMachine
 
 OF_FILES = ("model", "rename", "schema", "batched", "word", "guard", "explode", "number", "refs")
 SAME = ("name", "run", "reuse", "blocked", "skipped", "dropped", "undecided", "collapsed", "parts", "exact", "least",

@@ -34,6 +34,7 @@ from wire_servers import (
 
 from agac.core.errors import ErrorType, UsageError
 from agac.core.types import FaultKind
+from agac.providers import event_stream
 from agac.providers import http as sender_module
 from agac.providers.provider import Limits
 from agac.providers.transport import EXCEPTION_RULES, exception_rule
@@ -360,7 +361,7 @@ async def test_a_server_that_counts_nothing_does_not_stream_or_leaves_out_the_la
 async def test_a_server_that_does_not_hang_up_after_its_last_event_costs_only_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sender_module, "LAST_BYTES", 0.01)
+    monkeypatch.setattr(event_stream, "LAST_BYTES", 0.01)
     answer = stream(chunk({"content": "a"}), STOP, DONE, end=b"")
     async with serving(answer) as server, sending(server.base_url, stream=True) as sender:
         for _ in range(2):
