@@ -372,7 +372,8 @@ def test_children_of_others_do_not_wait_for_a_row_of_many(project: ProjectFolder
         project.workflow(path=PATH, defaults={"concurrency": 4}, stages=[read, SAY])
         assert asked(project) == 41 + 440
     last = max(place for place, text in enumerate(called) if text.startswith(("read", "r")))
-    assert 0 < sum(text.startswith("many:") for text in called[:last]) < 300
+    # how many of the 400 come before it depends on how fast each side is; never all of them
+    assert 0 < sum(text.startswith("many:") for text in called[:last]) < 400
 
 
 def test_a_child_that_fails_while_the_input_is_read_is_tried_once_in_a_run(project: ProjectFolder) -> None:
