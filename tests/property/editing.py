@@ -1,9 +1,10 @@
 """A project with a random workflow whose files a user edits: stages, rows, ids."""
 
+import asyncio
 import shutil
 import tempfile
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,23 @@ def edits(least: int, genes: st.SearchStrategy[Gene] = genes()) -> st.SearchStra
     rows = st.lists(ROWS, min_size=1, max_size=3)
     one = st.builds(Edit, what=st.sampled_from(EDITS), place=st.integers(0, 20), rows=rows, gene=genes)
     return st.lists(one, min_size=least, max_size=3)
+
+
+@dataclass
+class Interrupter:
+    """Asks a run to stop when the provider is asked for the n-th time."""
+
+    number: int
+    control: Any = None
+    loop: Any = None
+
+    async def watch(self, seen: Any) -> None:
+        self.control, self.loop = seen.invocation.stop_signal, asyncio.get_running_loop()
+
+    def __call__(self) -> None:
+        self.number -= 1
+        if self.number == 0 and self.loop is not None:
+            self.loop.call_soon_threadsafe(self.control.interrupt)
 
 
 class EditedProject:

@@ -5,7 +5,6 @@ every policy of repeated ids, equal rows, groups, lists, retries, kills, edits. 
 (`test_random_graphs` does that): each plan is held against what the run after it did, stage by stage (`plans`).
 """
 
-import asyncio
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from support.soak import campaign
 import agac
 from agac.core.errors import SpecError, UsageError
 from property.answering import Content, Provider
-from property.editing import BATCHED, ROWS, Edit, EditedProject, edits, tell
+from property.editing import BATCHED, ROWS, Edit, EditedProject, Interrupter, edits, tell
 from property.graph_stages import Gene
 from property.graphs import WEIGHTS, Drawn, genes
 from property.plan_operators import LEADING, further_keys
@@ -208,23 +207,6 @@ class World(EditedProject):
     def open_batches(self) -> bool:
         closed = "('CLEANED', 'NOT_CREATED', 'REJECTED')"
         return self.ran and bool(self.project.query(f"SELECT * FROM batch WHERE state NOT IN {closed}"))
-
-
-@dataclass
-class Interrupter:
-    """Asks a run to stop when the provider is asked for the n-th time."""
-
-    number: int
-    control: Any = None
-    loop: Any = None
-
-    async def watch(self, seen: Any) -> None:
-        self.control, self.loop = seen.invocation.stop_signal, asyncio.get_running_loop()
-
-    def __call__(self) -> None:
-        self.number -= 1
-        if self.number == 0 and self.loop is not None:
-            self.loop.call_soon_threadsafe(self.control.interrupt)
 
 
 def follow(stages: list[Gene], rows: list[Any], places: tuple[int, ...], policy: str, steps: list[Step]) -> None:

@@ -8,7 +8,6 @@ by a run that was begun with `--fresh`, and what `agac gc` let go. What `agac pl
 
 import shutil
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
@@ -20,32 +19,13 @@ from support.soak import SOAK, campaign
 
 import agac
 from property.answering import Content
-from property.editing import BATCHED, ROWS, Edit, EditedProject, edits
+from property.editing import BATCHED, ROWS, Edit, EditedProject, Interrupter, edits
 from property.graph_stages import Gene
 from property.graph_walk import Outcome
 from property.graphs import Drawn, genes
 from property.plans import Plan
 
 FILES = ("results.jsonl", "errors.jsonl", "filtered.jsonl")
-
-
-@dataclass
-class Interrupter:
-    """Asks a run to stop when the provider is asked for the n-th time."""
-
-    number: int
-    control: Any = None
-    loop: Any = None
-
-    async def watch(self, seen: Any) -> None:
-        import asyncio
-
-        self.control, self.loop = seen.invocation.stop_signal, asyncio.get_running_loop()
-
-    def __call__(self) -> None:
-        self.number -= 1
-        if self.number == 0 and self.loop is not None:
-            self.loop.call_soon_threadsafe(self.control.interrupt)
 
 
 def counted(came: Outcome, origin: str | None) -> dict[str, int]:

@@ -67,8 +67,12 @@ def is_resumed(row: StoredRow, *, is_made: bool, is_decided: bool, is_batched: b
     return is_decided or (is_batched and is_made)
 
 
+INPUT = -1
+"""The place of rows of the input before the positions of stages that make rows."""
+
+
 def level_waits(maker: int, first_open: int | None) -> bool:
     """True if the rows that the stage at the position `maker` makes of many rows (groups, the
     first of equal ones) wait: a row before them stays open. `first_open` is the position of the
-    first stage of whose rows one stays open, -1 for rows of the input; None: none does."""
+    first stage of whose rows one stays open, INPUT for rows of the input; None: none does."""
     return first_open is not None and first_open < maker

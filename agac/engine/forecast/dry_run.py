@@ -25,7 +25,7 @@ from agac.core.errors import ErrorType, Problem
 from agac.core.types import Outcome, Row
 from agac.engine.decide.dedupe import decide as decide_on_equals
 from agac.engine.decide.duplicates import first_free_id, occurrence_of, state_of_repetition
-from agac.engine.decide.unfinished import is_finished, level_waits
+from agac.engine.decide.unfinished import INPUT, is_finished, level_waits
 from agac.engine.forecast.baseline import Baseline
 from agac.engine.forecast.dry_groups import ForecastDeriver, GroupForecaster
 from agac.engine.forecast.estimate import call_seconds, estimate
@@ -258,10 +258,10 @@ class DryWalk:
         )
 
     def _note_open(self, rows: Iterable[ForecastRow]) -> None:
-        """Notes the first stage of whose rows one stays open, -1 for those of the input."""
+        """Notes the first stage of whose rows one stays open, INPUT for those of the input."""
         for row in rows:
             if row.stays_open:
-                origin = -1 if row.level.origin is None else row.level.origin
+                origin = INPUT if row.level.origin is None else row.level.origin
                 if self._first_open is None or origin < self._first_open:
                     self._first_open = origin
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from agac.engine.context import InvocationContext, TasksOfRows
-from agac.engine.decide.unfinished import is_resumed, is_taken_up
+from agac.engine.decide.unfinished import INPUT, is_resumed, is_taken_up, level_waits
 from agac.engine.invocation import Retry
 from agac.engine.walk.effects import ActiveRow
 from agac.engine.walk.executor import RowSource, Walk
@@ -167,10 +167,11 @@ async def _waits_for_rows(context: InvocationContext, level: Level[AnyStage]) ->
     if level.maker.makes not in ("groups", "kept"):
         return False
     database, run, _ = context.places
-    for count in await store.made_counts(database, run):
-        if count.state == State.PENDING and count.origin < level.origin and count.rows:
-            return True
+    counts = await store.made_counts(database, run)
+    opened = [count.origin for count in counts if count.state == State.PENDING and count.rows]
     if row_counts(await counters(database, run))["open"]:
+        opened.append(INPUT)
+    if level_waits(level.origin, min(opened, default=None)):
         return True
     sharding = context.work.sharding
     if sharding is None:
